@@ -17,7 +17,6 @@ from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
 
-from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
 from rankbuffer_tools.report.runs import RunConfig, log_and_manifest, open_runs
@@ -168,12 +167,11 @@ def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, wh
 def test_a_damaged_manifest_or_log_ends_in_one_line_of_each_reader(tmp_path, whole):
     """Or it is read on, where the damage is a value that could have been there."""
     checkpoint = copy_checkpoints(whole, tmp_path, 4)
-    config = RejudgeConfig(run_dir=str(checkpoint), dataset_name="data.jsonl")
     keys = {*RunConfig.__annotations__, "k0", "step"}
 
     def report() -> None:
         log, manifest = log_and_manifest(checkpoint)
-        tables.log_table(log), config.reward_method(manifest), json.dumps([log, manifest], allow_nan=False)
+        tables.log_table(log), json.dumps([log, manifest], allow_nan=False)
 
     for name in (f"{FOLDER}/{RUN}", STATE):
         text = (checkpoint / name).read_text()

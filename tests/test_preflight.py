@@ -456,7 +456,7 @@ def test_preflight_stops_a_run_whose_sample_fails_or_never_ends(tmp_path, querie
     for part in ("failed 8 of 8 questions of a sample", "flat JSON object", hint):
         assert part in str(error.value)
     prose = vllm_like(4096, lambda: saying("Both are fine.\n\nThe second one is longer."))
-    with prose as (url, asked), pytest.raises(JudgeError, match=r"^.*nothing was started.*instruction-tuned.*$"):
+    with prose as (url, asked), pytest.raises(JudgeError, match=r"^.*nothing was started.*judge_decoding.*$"):
         check(settings(tmp_path, url, judge_decoding="json_schema"), queries)
     assert len(asked) == 3
 

@@ -70,12 +70,6 @@ def check_sums(store, steps, evaluation):
         by_value = {value: [call for call in every if getattr(call, column) == value] for value in values}
         assert history.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
     assert history.totals_by(store, "epoch") == {}, "no group of these calls was committed"
-    own = [[call for call in calls if call.method != "reader"] for calls in steps]
-    visits = {(call.query_id, step) for step, calls in enumerate(own) for call in calls}
-    assert history.totals_by_visit(store) == {
-        (query_id, step): Totals.of([call for call in own[step] if call.query_id == query_id])
-        for query_id, step in visits
-    }
     for row in tables.judge_table(store):
         calls = [call for call in steps[row["step"]] if call.outcome != "cancelled"]
         assert row["attempts"] == sum(call.attempts for call in calls)
@@ -176,7 +170,7 @@ def test_readers_name_the_row_that_is_damaged(tmp_path, run):
         with pytest.raises(StoreError, match=r"table responses, query_id 'q1'.*initial-<number>, got 'initial-x'"):
             read(store)
     store.rows("UPDATE calls SET seconds = 9e999")
-    for read in (history.totals, history.totals_by_visit, lambda store: history.totals_by(store, "kind")):
+    for read in (history.totals, lambda store: history.totals_by(store, "kind")):
         with pytest.raises(StoreError, match=r"table calls.*seconds must be a finite number, got inf"):
             read(store)
     store.close()

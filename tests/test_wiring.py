@@ -167,34 +167,28 @@ def audit_of_a_card(at) -> dict:
 # Second judgments
 
 
-def rejudge(at, mode: str, said: str | None, most: float) -> dict:
-    """The rows of all modes."""
-    rows = judge(at) | data(at, "numbers") | needed(run_dir=at.run) | {"mode": To(mode, said), "seed": 5}
-    rows["judge_max_failures"] = To(most, {"max_failures" if mode == "replay" else "most": most})
+def rejudge(at, said: str | None) -> dict:
+    """The rows of both starts."""
+    rows = (
+        judge(at)
+        | data(at, "numbers")
+        | needed(run_dir=at.run)
+        | {"seed": To(5, None if said is None else {"seed": 5})}
+    )
+    rows["judge_max_failures"] = To(0.75, {"most": 0.75})
     return rows | {"output": To(str(at.out / "mine.json"), "file mine.json")}
-
-
-@starts("rankbuffer-rejudge", RejudgeConfig)
-def replay(at) -> dict:
-    at.ends.doors("rankbuffer_tools.rejudge.command", "replay read_visits measure")
-    at.ends.door("rankbuffer_tools.rejudge.config.load_method")
-    method = {
-        "method": To("listwise", {"name": "listwise"}),
-        "method_args": To({"looks": 4}, {"arguments": {"looks": 4}}),
-    }
-    return rejudge(at, "replay", None, 0.75) | {"sample": 3, "epochs": 2} | method
 
 
 @starts("rankbuffer-rejudge", RejudgeConfig)
 def duel(at) -> dict:
     at.ends.doors("rankbuffer_tools.rejudge.command", "draw check_failures")
-    rows = rejudge(at, "duel", "[price] 3 duels", 0.75)
-    return rows | {"duels": 3, "control": 2, "probabilities": To(True, '"n": 6')}
+    rows = rejudge(at, "")
+    return rows | {"duels": To(3, "[price] 3 duels"), "control": 2, "probabilities": To(True, '"n": 6')}
 
 
 @starts("rankbuffer-rejudge", RejudgeConfig)
 def dry(at) -> dict:
-    rows = base(**{name: value_of(row) for name, row in rejudge(at, "duel", None, 0.75).items()})
+    rows = base(**{name: value_of(row) for name, row in rejudge(at, None).items()})
     return rows | {"dry_run": To(True, lambda ends: not ends.asked)}
 
 
@@ -331,6 +325,7 @@ def evaluation_by_a_server(at) -> dict:
     rows = server(at) | evaluation(at, "arena_hard", "wildbench")
     return rows | needed(judge_max_failures=0.75, engine_url=at.ends.url) | {
         "judge_completion_price": To(4.0, '"price": 0.'),
+        "judge_max_attempts": To(5, lambda ends: ends.given["max_attempts"] == {"1", "5"}),  # a pilot asks once
         "models": To([f"mine={at.policy}"], "file mine/"),
         "engine_model": To("sampler", '"model": "sampler"'),
         "engine_concurrency": To(31, lambda ends: ends.among("settings", '"concurrency": 31')),

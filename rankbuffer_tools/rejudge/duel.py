@@ -7,7 +7,7 @@ rollouts. Rollouts that became anchors take part, because the share would be too
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean, stdev
@@ -18,7 +18,8 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.informs.gains import LEAST_QUERIES, Comparison, Visit, Z, compare
 from rankbuffer_trl.informs.probes import sign
-from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
+from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, insertion_question, pairwise_question
+from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.probabilities import Reading, lead
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow, ResponseRow
@@ -207,3 +208,17 @@ def share_of(values: list[float]) -> Comparison:
     middle = (p + Z**2 / (2 * size)) / (1 + Z**2 / size)
     half = Z / (1 + Z**2 / size) * math.sqrt(p * (1 - p) / size + (Z / (2 * size)) ** 2)
     return Comparison(n, p, max(middle - half, 0.0), min(middle + half, 1.0))
+
+
+def check_failures(judge: Judge, failed: Sequence[Call], of: int, most: float) -> None:
+    """Refuse a result of which too many judgments failed.
+
+    Raises:
+        [`JudgeError`]: if the share of failed judgments is above `most`.
+    """
+    if failed and len(failed) > most * of:
+        raise JudgeError(
+            f"the judge ({judge.client.name}) failed {len(failed)} of {of} judgments, more than"
+            f" judge_max_failures={most:g} allows. {explain(failed[-1])} The answers so far are kept: run the same"
+            " command again to ask the others"
+        )

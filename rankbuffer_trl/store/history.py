@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..decoding import decode, parse_json, shown
-from ..judge.ledger import FAILURES, READER, Totals
+from ..judge.ledger import FAILURES, Totals
 from ..settings import fields_of
 from .database import StoreError
 
@@ -227,15 +227,6 @@ def has_calls(store: Readable, kind: str) -> bool:
     """Return whether the judge's ledger has a call of this kind that training made."""
     ((found,),) = store.rows("SELECT EXISTS (SELECT 1 FROM calls WHERE phase = 'train' AND kind = ?)", (kind,))
     return bool(found)
-
-
-def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
-    """Return the sums of the judge's ledger over training by query id and step, without the calls of a reader."""
-    found: dict[tuple[str, int], Totals] = {}
-    for (query_id, step, method), sums in _sums(store, "calls", ["query_id", "step", "method"], {"phase": "train"}):
-        if method != READER:
-            found[query_id, step] = found.get((query_id, step), Totals()) + sums
-    return found
 
 
 def initial_number(id: str) -> int:

@@ -25,8 +25,7 @@ from evaluation.files import write_json
 from evaluation.generate import check_label, label_path
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.script import cost_line, run
-from rankbuffer_tools.rejudge.duel import points_of, share_of
-from rankbuffer_tools.rejudge.replay import check_failures
+from rankbuffer_tools.rejudge.duel import check_failures, points_of, share_of
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
