@@ -52,6 +52,7 @@ class Servers:
         self.wait = wait
         self._answered_at = -math.inf  # on the monotonic clock
         self._refused: set[int] = set()  # the questions that met a limit since the last answer; one alone is too large
+        self._limits, self._at_limit = 0, False  # how often a question met one, and whether all wait for its end
         self._gave_up = False  # whether the log has said that the wait of this outage is over
         self._wait_ends = 0.0  # of this outage, on the monotonic clock
         self._down: dict[OpenAIClient, asyncio.Task] = {}  # each with the task that probes it
@@ -81,15 +82,17 @@ class Servers:
                 if isinstance(outcome, Reply):
                     self._set_up(order[0])
                     return outcome
-                # A limit of requests a minute can hold a question of a large step often, while others are answered.
                 stuck = outcome.limited and time.monotonic() > self._answered_at + self.wait
                 alone = outcome.limited and len(self._refused) == 1
                 if hold == HOLDS or stuck or not (alone or self._waiting()):
                     raise outcome
                 if alone:
+                    met = self._limits
                     await asyncio.sleep(self._pause(outcome))
-                hold -= outcome.limited and not alone
-            hold += 1
+                    hold += self._limits == met  # else others have met it by now: it is a limit of all
+                    continue
+            # A limit of requests a minute can hold a question of a large step often, while others are answered.
+            hold += not self._at_limit
             await self._wait_for_a_server()
 
     def order(self, query_id: str) -> list[OpenAIClient]:
@@ -110,6 +113,7 @@ class Servers:
                 raise
             if fault.limited:
                 self._refused.add(id(asked))
+                self._limits += 1
             if not fault.limited or len(self._refused) > 1:
                 self._set_down(client, fault)
             return fault
@@ -159,7 +163,7 @@ class Servers:
             logger.warning(text, client.role, client.url, state, cause)
             return
         self._back.clear()
-        self._wait_ends, self._gave_up = time.monotonic() + self.wait, False
+        self._wait_ends, self._gave_up, self._at_limit = time.monotonic() + self.wait, False, cause.limited
         if self._waiting():
             text = "the %s server %s is %s, questions wait up to %g s for one that answers: %s"
             logger.warning(text, client.role, client.url, state, self.wait, cause)
