@@ -77,7 +77,7 @@ def test_commit_waits_until_the_record_is_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_spent_names_a_damaged_record(tmp_path):
-    for content in (b"x", b"0" * 128, b"\n"):
+    for content in (b"x", b"0" * 128, b"\n", b"0" * 64 + b" 9" + b"0" * 19 + (b" " + b"0" * 20) * 2 + b"\n"):
         (tmp_path / "live.spent").write_bytes(content)
         with pytest.raises(StoreError, match=r"live\.spent is damaged: delete it"):
             BufferStore(tmp_path / "live.sqlite")
@@ -89,6 +89,28 @@ def test_spent_names_a_damaged_record(tmp_path):
     with pytest.raises(StoreError, match=r"cannot write the spending beside the buffer store .*directory"):
         store.spend(TOKENS)
     store.close()
+
+
+def test_spend_notices_that_the_record_was_replaced_and_knows_other_stores_of_the_process(tmp_path, caplog):
+    live, spent = tmp_path / "live.sqlite", tmp_path / "live.spent"
+    first, second = BufferStore(live), BufferStore(live)
+    first.spend(TOKENS)
+    backup = spent.read_bytes()
+    for _ in range(2):
+        second.spend(TOKENS)
+        first.spend(TOKENS)
+    for change in (lambda: backup, lambda: None):
+        spent.rename(tmp_path / "old")
+        if content := change():
+            spent.write_bytes(content)
+        first.spend(TOKENS)
+        first.spend(TOKENS)
+    assert sum("live.spent was replaced or deleted" in text for text in caplog.messages) == 2
+    for store in (first, second):
+        store.close()
+    again = BufferStore(live)
+    assert tokens(again) == tuple(9 * count for count in TOKENS)
+    again.close()
 
 
 def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):

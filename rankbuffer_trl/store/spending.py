@@ -7,15 +7,22 @@ that have no reply yet. A power cut can also lose the replies since the last com
 """
 
 import hashlib
+import logging
 import os
 import re
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ..judge import Totals, Usage
 from . import history
 from .database import StoreError
 
-LINE = re.compile(rb"[0-9a-f]{64} (\d{20}) (\d{20}) (\d{20})\n")  # of one length: it is written over the last one
+logger = logging.getLogger(__name__)
+
+# Of one length, because it is written over the last one. No run takes 10^19 tokens; one more digit could follow them.
+LINE = re.compile(rb"[0-9a-f]{64} (0\d{19}) (0\d{19}) (0\d{19})\n")
+WRITING = threading.Lock()  # two stores of a process may have one folder, and each has a judge's thread
 
 
 class Spending:
@@ -56,12 +63,24 @@ class Spending:
         return Usage(*map(int, found.groups()))
 
     def add(self, tokens: Usage) -> None:
-        """Add the tokens of a reply."""
-        self._recorded, self._ledger = self._recorded + tokens, self._ledger + tokens
-        if self._file is None:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-        counts = " ".join(f"{count:020d}" for count in self._recorded)
-        os.pwrite(self._file, f"{self._run} {counts}\n".encode(), 0)  # from here on, a kill does not lose them
+        """Add the tokens of a reply. A record that was replaced or deleted is written again."""
+        with WRITING:
+            if self._file is not None and not self._in_place(self._file):
+                logger.warning("%s was replaced or deleted while this run used it: it is written again", self.path)
+                self.close()
+            if self._file is None:
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            # Another store of this process may have added to it.
+            found = LINE.fullmatch(os.pread(self._file, 200, 0))
+            known = Usage(*map(max, self._recorded, map(int, found.groups()))) if found else self._recorded
+            self._recorded, self._ledger = known + tokens, self._ledger + tokens
+            counts = " ".join(f"{count:020d}" for count in self._recorded)
+            os.pwrite(self._file, f"{self._run} {counts}\n".encode(), 0)  # from here on, a kill does not lose them
+
+    def _in_place(self, file: int) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(file), self.path.stat())
+        return False
 
     @property
     def totals(self) -> Totals:
