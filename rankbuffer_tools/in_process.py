@@ -6,6 +6,7 @@ time, so a server is faster on a GPU.
 """
 
 import asyncio
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LogitsProcessorList,
+    PreTrainedTokenizerBase,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -34,6 +36,8 @@ from rankbuffer_trl.judge.verdicts import Verdict
 
 SYMBOL = regex.compile(r'"((?:[^"\\]|\\.)*)"|(\w+)')  # of a grammar: a quoted text, or the name of a rule
 ONE = ThreadPoolExecutor(1)  # a model answers one question at a time, whichever client asks
+OURS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"tools", "documents"}
+"""What is no argument of the template itself. Some break the prompt, and `truncation` cuts it off."""
 Rules = dict[str, list[tuple[tuple[str, str], ...]]]
 
 
@@ -56,6 +60,12 @@ class TransformersJudge:
     device: str | None = None
     dtype: str = "auto"
     template: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if wrong := [name for name in self.template if name in OURS]:
+            raise SettingsError(
+                f"judge_client_args: template must not set {wrong[0]}, which this judge sets: remove it"
+            )
 
     @property
     def name(self) -> str:

@@ -58,6 +58,7 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
         {"judge_prompt_price": -1.0, "judge_completion_price": -1.0, "format_weight": -0.2},
     ),
     (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0, "reader_first": 0}),
+    (" must be at most 100, got {}", {"judge_samples": 101}),
     (" must be at least 1 token, got {}", {"max_prompt_length": 0}),
     (" must be above 0, got {}", {"judge_token_budget": 0}),
     (" must be at most 200 groups, got {}", {"reader_first": 201}),
@@ -266,6 +267,13 @@ def test_reward_method_is_what_the_arguments_say():
 
 
 # The judge
+
+
+def test_judge_request_must_not_make_copies_of_the_samples():
+    for key, value in ("n", 1), ("temperature", 0.0), ("temperature", None):
+        with pytest.raises(SettingsError, match=f"judge_request must not set {key}"):
+            make(**SERVER, judge_samples=2, judge_request={key: value})
+        assert make(**SERVER, judge_request={key: value}).judge_request == {key: value}
 
 
 def test_judge_is_what_the_fields_say():

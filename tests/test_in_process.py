@@ -151,6 +151,9 @@ def test_a_fault_is_one_line(tiny_policy, model, tmp_path, monkeypatch):
     for arguments, said in (wrong | {(str(base), "cpu", "auto"): "has no chat template"}).items():
         with pytest.raises(SettingsError, match=said):
             load.__wrapped__(*arguments)
+    for name in ("tokenize", "return_dict", "add_generation_prompt", "truncation"):
+        with pytest.raises(SettingsError, match=f"template must not set {name}"):
+            TransformersJudge(model, template={"enable_thinking": False, name: False})
     monkeypatch.setattr(in_process, "is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(SettingsError, match="ZeRO-3: serve it"):
         load.__wrapped__(model, None, "auto")

@@ -327,9 +327,12 @@ def test_a_server_without_probabilities_answers_several_times(tmp_path, queries)
     with (
         vllm_like(4096, lambda: several(7, 9, 7, 7, 3)) as (url, asked),
         vllm_like(4096, lambda: several(7)) as (one, _),
+        vllm_like(4096, lambda: several(7, 7, 7, 7, 7)) as (copies, _),
     ):
+        text = check(settings(tmp_path, copies, **sampled), queries)
+        assert "warning: no question of a sample of 8 had two different" in text
         text = check(settings(tmp_path, url, **sampled), queries)
-        assert f"{url} gives 5 answers to each question, whose shares are read" in text
+        assert f"{url} gives 5 answers to each question, whose shares are read" in text and "warning:" not in text
         shape = {(each["n"], each["temperature"], "logprobs" in each, "top_logprobs" in each) for each in asked}
         assert shape == {(5, 1, False, False)}
         with pytest.raises(JudgeError, match=r"fewer answers than judge_samples=5.* set judge_samples to 1") as error:

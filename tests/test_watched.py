@@ -11,7 +11,7 @@ from rankbuffer_tools.train import ending
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.checkpoint import describe
 from rankbuffer_trl.exact.manifest import checkpoints
-from rankbuffer_trl.informs.steplog import FILE, StepLog
+from rankbuffer_trl.informs.steplog import FILE, StepLog, step_of
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.questions import insertion_question
@@ -40,7 +40,7 @@ def test_a_run_has_one_line_a_step_also_after_a_resume_and_a_new_start(tmp_path,
     assert log.read_text().splitlines()[3:5] != before[3:5], "steps 3 and 4 are those of the second attempt"
     new = training(max_steps=1, logging_steps=1)
     new.train()
-    assert steps(tmp_path) == [1]
+    assert steps(tmp_path) == [1] and step_of('{"step": 1e400}') == -1
 
 
 def test_a_log_that_cannot_be_written_ends_nothing_and_keeps_no_half_line(tmp_path, training, monkeypatch, caplog):

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
@@ -24,6 +25,7 @@ from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import RewardMethod
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import stand_in
 
@@ -79,10 +81,15 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         lines += found
         if args.preflight_only:
             lines += shown_whole(question.chat(judge.guard), firsts[0])
-        asked, sample, seconds = await ask_sample(judge, price)
+        asked, verdicts, sample, seconds = await ask_sample(judge, price)
     finally:
         for each in both.values():
             await each.client.close()
+    if args.judge_samples > 1 and all_copies(read := [each for each in verdicts if isinstance(each, Reading)], args):
+        lines.append(
+            f"warning: no question of a sample of {len(read)} had two different answers among {args.judge_samples}. A"
+            " server that gives copies of one answer makes each verdict certain: look at its cache and temperature"
+        )
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
     lines.append(
@@ -185,8 +192,15 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
     return replace(question, responses=empty)
 
 
-async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Call], float]:
-    """Ask as many questions as can be in flight, eight at least. Return them, the calls and their wall seconds.
+def all_copies(readings: Sequence[Reading], args: RankBufferConfig) -> bool:
+    """Return whether each reading is of equal answers, see [`read_samples`]: one answer in all is spread evenly."""
+    counts = [round(args.judge_samples * (1 - reading.outside)) for reading in readings]
+    pairs = zip(readings, counts, strict=True)
+    return bool(readings) and all(max(each.chances.values()) * (count + 1) > count for each, count in pairs)
+
+
+async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Any | None], list[Call], float]:
+    """Ask as many questions as can be in flight, eight at least. Return them, their verdicts, calls and wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
@@ -197,7 +211,7 @@ async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], lis
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
-            await judge.ask_all(asked)
+            verdicts = await judge.ask_all(asked)
     except TimeoutError:
         answered = sum(call.outcome == "parsed" for call in judge.drain())
         raise JudgeError(
@@ -205,7 +219,7 @@ async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], lis
             f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
             " started"
         ) from None
-    return asked, judge.drain(), time.perf_counter() - started
+    return asked, verdicts, judge.drain(), time.perf_counter() - started
 
 
 def unasked(price: RunPrice) -> Iterator[Question]:

@@ -65,5 +65,5 @@ def step_of(line: str) -> int:
     """Return the step of a line; -1 if it is not a whole line of this log."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):  # the fourth is of 1e400
         return -1

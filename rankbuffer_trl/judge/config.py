@@ -22,6 +22,8 @@ from .ledger import Totals
 from .rubric_judge import RubricJudge
 from .servers import Servers
 
+MOST_SAMPLES = 100  # a larger number is a slip: the price of a question grows with it
+
 
 @documented
 @dataclass
@@ -187,7 +189,7 @@ class VerdictConfig(ClientConfig):
         judge_samples (`int`, *optional*, defaults to `1`):
             Number of answers at temperature 1 that stand for the judge's probabilities, for servers that give none: a
             request asks for so many (`n`), and their shares are read. 5 will do. 1 reads the probabilities. No effect
-            on methods that read words.
+            on methods that read words. At most 100.
     """
 
     judge_decoding: Literal["regex", "json_schema", "none"] = "none"
@@ -198,6 +200,11 @@ class VerdictConfig(ClientConfig):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(self, judge_free_tokens=0, judge_samples=1)
+        if self.judge_samples > MOST_SAMPLES:
+            raise SettingsError(f"judge_samples must be at most {MOST_SAMPLES}, got {self.judge_samples}")
+        for key in ("n", "temperature") if self.judge_samples > 1 else ():  # answers without chance are copies of one
+            if key in (self.judge_request or {}):
+                raise SettingsError(f"judge_request must not set {key} if judge_samples is above 1, which sets it")
 
     def client(self) -> ChatClient:
         """Make the client that answers for the judge. Servers are told how to enforce the form of a verdict."""
