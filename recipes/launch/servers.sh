@@ -143,7 +143,7 @@ rollout_command() {
     trl)
         ROLLOUTS=(
             trl vllm-serve --model "$POLICY" --host "$1" --port "$PORT" --tensor_parallel_size "${#each[@]}"
-            --max_model_len 8192
+            --max_model_len 8192 --generation-config vllm
         )
         ;;
     *) die "ROLLOUT_SERVER is ${ROLLOUT_SERVER}: set it to vllm or trl" ;;
