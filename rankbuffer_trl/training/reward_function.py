@@ -216,7 +216,8 @@ class GroupReward:
             raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
         groups, counts = [], Counter(id for id, _ in rows)
         # If processes are more than queries to evaluate, accelerate begins with the first query again.
-        again = not training and all(id == list(counts)[i // G % len(counts)] for i, (id, _) in enumerate(rows))
+        order = list(counts)
+        again = not training and all(id == order[i // G % len(order)] for i, (id, _) in enumerate(rows))
         for start in range(0, len(rows), G):
             ids, texts = zip(*rows[start : start + G], strict=True)
             rollouts_of = {id: counts[id] for id in set(ids)}
