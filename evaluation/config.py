@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge.config import FailureLimit, read_object
+from rankbuffer_trl.judge.config import FailureLimit, parse_object
 from rankbuffer_trl.judge.endpoint import check_url
 from rankbuffer_trl.rewards.format import check_format
 from rankbuffer_trl.settings import check_at_least, documented
@@ -112,7 +112,7 @@ class EvaluationConfig(FailureLimit):
 
     def __post_init__(self):
         super().__post_init__()
-        self.chat_template_kwargs = read_object("chat_template_kwargs", self.chat_template_kwargs)
+        self.chat_template_kwargs = parse_object("chat_template_kwargs", self.chat_template_kwargs)
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
         if self.format_check is not None:
@@ -149,7 +149,7 @@ class EvaluationConfig(FailureLimit):
 
     def template_kwargs(self) -> dict[str, Any]:
         """Return the arguments of the model's chat template."""
-        return read_object("chat_template_kwargs", self.chat_template_kwargs) or {}
+        return parse_object("chat_template_kwargs", self.chat_template_kwargs) or {}
 
     def assets(self) -> Assets:
         """Return the official files."""

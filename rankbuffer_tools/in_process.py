@@ -36,7 +36,8 @@ from rankbuffer_trl.judge.verdicts import Verdict
 
 SYMBOL = regex.compile(r'"((?:[^"\\]|\\.)*)"|(\w+)')  # of a grammar: a quoted text, or the name of a rule
 ONE = ThreadPoolExecutor(1)  # a model answers one question at a time, whichever client asks
-OURS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"tools", "documents"}
+APPLY_TEMPLATE = PreTrainedTokenizerBase.apply_chat_template
+TEMPLATE_ARGUMENTS = inspect.signature(APPLY_TEMPLATE).parameters.keys() - {"tools", "documents"}
 """What is no argument of the template itself. Some break the prompt, and `truncation` cuts it off."""
 Rules = dict[str, list[tuple[tuple[str, str], ...]]]
 
@@ -62,7 +63,7 @@ class TransformersJudge:
     template: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        if wrong := [name for name in self.template if name in OURS]:
+        if wrong := [name for name in self.template if name in TEMPLATE_ARGUMENTS]:
             raise SettingsError(
                 f"judge_client_args: template must not set {wrong[0]}, which this judge sets: remove it"
             )

@@ -10,7 +10,9 @@ import yaml
 
 PACKAGE = Path(__file__).parent
 # An installed package holds the recipes. In a checkout they are the folder beside the package.
-RECIPES = next((folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
+RECIPE_FOLDER = next(
+    (folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE
+)
 BENCHMARKS = ("alpaca_eval", "arena_hard", "wildbench", "writingbench")
 
 
@@ -32,7 +34,7 @@ def paper_rows() -> dict[str, dict[str, float | str]]:
 @cache
 def paper_recipes() -> dict[str, dict[str, Any]]:
     """Return the settings of the recipe of each row that is trained."""
-    base, folder = yaml.safe_load((RECIPES / "base.yaml").read_text(encoding="utf-8")), RECIPES / "paper"
+    base, folder = yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text(encoding="utf-8")), RECIPE_FOLDER / "paper"
     names = {row: name for row, (name, *_) in paper()["rows"].items() if name}
     return {
         row: base | yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SAMPLE = 2**16  # bytes
+SAMPLED_BYTES = 2**16  # bytes
 ABANDONED = 3600  # seconds since the last write of a draft
 FLOCK = "hhqqi0q"  # a lock of a whole file, as C has it: 0q fills up the end
 
@@ -62,9 +62,9 @@ def fingerprint(path: Path) -> list[int | str]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         found = hashlib.sha256()
-        for start in (*range(0, size, max(size // 16, SAMPLE)), max(size - SAMPLE, 0)):
+        for start in (*range(0, size, max(size // 16, SAMPLED_BYTES)), max(size - SAMPLED_BYTES, 0)):
             file.seek(start)
-            found.update(file.read(SAMPLE))
+            found.update(file.read(SAMPLED_BYTES))
         return [size, found.hexdigest()]
 
 

@@ -18,7 +18,7 @@ from .errors import SettingsError
 
 Class = TypeVar("Class", bound=type)
 # Arguments that methods had in older versions, with their last defaults.
-REMOVED: dict[str, Any] = {"blocks_of_four": False, "ladder": False, "most_tokens": None}
+REMOVED_ARGUMENTS: dict[str, Any] = {"blocks_of_four": False, "ladder": False, "most_tokens": None}
 ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)
 
 
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
     words: str
 
 
-KINDS = {
+KIND_OF_TYPE = {
     bool: Kind(lambda value: isinstance(value, bool), "true or false"),
     int: Kind(lambda value: isinstance(value, int) and type(value) is not bool, "an integer"),
     float: Kind(is_finite, "a finite number"),
@@ -101,7 +101,7 @@ def kind_of(annotation: Any) -> Kind:
         return Kind(
             lambda value: isinstance(value, list | tuple) and all(map(each, value)), f"a list, each item {words}"
         )
-    return KINDS.get(annotation, Kind(lambda value: True, ""))
+    return KIND_OF_TYPE.get(annotation, Kind(lambda value: True, ""))
 
 
 def parse_setting(key: str, value: Any, kind: type, words: str) -> Any:
@@ -175,7 +175,7 @@ def changed_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Fields with `compare=False` are left out: they change no outcome.
     """
-    defaults = dict(REMOVED)
+    defaults = dict(REMOVED_ARGUMENTS)
     for each in fields(cls):
         default = each.default if each.default_factory is MISSING else each.default_factory()
         recorded = json.loads(json.dumps(default, default=str))

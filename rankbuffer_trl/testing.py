@@ -25,7 +25,7 @@ RUBRICS: dict[str, Callable[[int], int]] = {
     "Is even.": lambda q: 10 - q % 2,
 }
 """The rubrics of `QUERY`, each with the score from 0 to 10 that the truthful judge gives to a quality."""
-SHOWN = re.compile(r"^\d+(?:\.\w+)?$", re.MULTILINE)  # the responses in a prompt
+RESPONSE_LINES = re.compile(r"^\d+(?:\.\w+)?$", re.MULTILINE)  # the responses in a prompt
 QUERY = Query(
     "q",
     [{"role": "user", "content": "?"}],
@@ -66,13 +66,13 @@ def truth(prompt: str) -> str:
     kind = re.findall(r'"(\w+)":', instruction)[0]
     blocks = {name: quality(text) for name, text in re.findall(r"^\[(\w+)\]\n(\d+(?:\.\w+)?)$", body, re.MULTILINE)}
     if kind == "position":
-        candidate = quality(SHOWN.findall(body)[-1])
+        candidate = quality(RESPONSE_LINES.findall(body)[-1])
         return json.dumps({kind: sum(anchor < candidate for anchor in blocks.values())})
     if kind == "order":
         return json.dumps({kind: [int(name[1:]) for name in sorted(blocks, key=blocks.__getitem__)]})
     if kind == "score":
         most = int(re.findall(r"through (\d+)", instruction)[0])
-        return json.dumps({kind: min(most, RUBRICS[first_rubric(prompt)](quality(SHOWN.findall(body)[-1])))})
+        return json.dumps({kind: min(most, RUBRICS[first_rubric(prompt)](quality(RESPONSE_LINES.findall(body)[-1])))})
     if kind == "scores":
         return json.dumps({kind: [min(each, 10) for each in blocks.values()]})
     if kind == "winner":
@@ -178,7 +178,7 @@ def faulty(case: tuple[int, float], answer: Callable[[str], Any] = truth) -> Cal
     """
 
     def respond(prompt: str) -> Any:
-        shown = SHOWN.findall(prompt)
+        shown = RESPONSE_LINES.findall(prompt)
         about = sorted(shown) if '{"winner"' in prompt else shown
         return TransportError("connection refused") if fails(case, first_rubric(prompt), *about) else answer(prompt)
 

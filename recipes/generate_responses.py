@@ -21,12 +21,12 @@ from rankbuffer_tools.data.responses import cut_thoughts, order_question, sample
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
 from rankbuffer_tools.jobs.reach import check_judge
-from rankbuffer_tools.jobs.script import cost_line, finish, run
+from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.config import VerdictConfig, read_object
+from rankbuffer_trl.judge.config import VerdictConfig, parse_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.settings import check_at_least, documented
@@ -122,7 +122,7 @@ class ResponsesConfig(VerdictConfig):
             urls=(self.sampler_url,),
             model=self.sampler_model,
             api_key_env=self.sampler_api_key_env,
-            request=read_object("sampler_request", self.sampler_request) or {},
+            request=parse_object("sampler_request", self.sampler_request) or {},
             timeout=self.sampler_timeout,
             headers={},
             prompt_price=None,
@@ -220,4 +220,4 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
 
 
 if __name__ == "__main__":
-    run(ResponsesConfig, main)
+    run_script(ResponsesConfig, main)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
-from rankbuffer_tools.jobs.script import cost_line, finish, run
+from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ClientConfig
@@ -119,4 +119,4 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
 
 
 if __name__ == "__main__":
-    run(RubricsConfig, main)
+    run_script(RubricsConfig, main)

@@ -28,7 +28,7 @@ from rankbuffer_tools.audit.command import costs
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
 from rankbuffer_tools.audit.looks import QueryLooks
 from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
-from rankbuffer_tools.audit.results import RECIPES, REFERENCES, SOFT, Audit, Cost, Form, Result, verdict
+from rankbuffer_tools.audit.results import RECIPE_OF_RESULT, REFERENCES, SOFT, Audit, Cost, Form, Result, verdict
 from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
 from rankbuffer_tools.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
@@ -440,10 +440,10 @@ def test_the_first_measure_that_is_clear_names_the_recipe():
         results = [Result(n, n, "", 1, n != SOFT, {"q": 0.8}, 0.6 if n in clear else 0.4, 0.9, 0.5) for n in measured]
         return replace(make_audit([], []), results=results, references=references)
 
-    lists, probabilities, pairs = RECIPES
-    measured = [*RECIPES, "soft_words", "put_back"]
+    lists, probabilities, pairs = RECIPE_OF_RESULT
+    measured = [*RECIPE_OF_RESULT, "soft_words", "put_back"]
     for clear in ((lists, probabilities, pairs), (probabilities, pairs), (pairs, "put_back")):
-        recipe = RECIPES[clear[0]]
+        recipe = RECIPE_OF_RESULT[clear[0]]
         assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
         assert found(clear).train_with == recipe and verdict(found(clear)).endswith(f"for it: {recipe}.yaml.")
         assert found(clear, references=True).train_with is None, "it says nothing about rollouts"

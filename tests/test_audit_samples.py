@@ -21,7 +21,7 @@ from helpers.nectar_rows import Model
 from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
-from rankbuffer_tools.audit.card import SHOWN, card_of, check_card
+from rankbuffer_tools.audit.card import CARD_RESULTS, card_of, check_card
 from rankbuffer_tools.audit.command import AuditConfig, audit, main
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
@@ -346,7 +346,7 @@ def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, 
     assert card["questions"] == 6 * 22 + 6 * 12 == sum(cost["form"]["questions"] for cost in found["cost"].values())
     for name, numbers in card["measures"].items():
         assert numbers == pytest.approx([found["measures"][name][key] for key in ("value", "low", "high")], abs=6e-4)
-    assert card["measures"].keys() == {*SHOWN}
+    assert card["measures"].keys() == {*CARD_RESULTS}
     assert card["verdict"] == found["verdict"] and card["soft_noise"] == pytest.approx(found["soft_noise"], abs=6e-4)
     assert card["train_with"] == "beyond/listwise_two", "it reads"
     assert card["tokens"].keys() == found["cost"].keys()

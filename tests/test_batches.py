@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_tools.train.parser import RECIPES, read_recipe
+from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig
 
@@ -161,7 +161,7 @@ PAPER = (
 
 
 def test_lines_tell_the_papers_batch_on_8_and_on_4_processes():
-    recipe = read_recipe(RECIPES / "paper" / "rankbuffer.yaml")
+    recipe = read_recipe(RECIPE_FOLDER / "paper" / "rankbuffer.yaml")
     paper = {key: recipe[key] for key in PAPER}
     eight, four = (
         "\n".join(plan(processes, 1000, gradient_accumulation_steps=80 // processes, **paper).lines())

@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl
 
 from rankbuffer_tools.train.command import last_lines
 from rankbuffer_trl.exact.stop import StopEarly
-from rankbuffer_trl.informs.export import FILE
+from rankbuffer_trl.informs.export import TABLE_FILE
 from rankbuffer_trl.informs.gains import newest_window
 from rankbuffer_trl.informs.informing import informing
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -111,7 +111,7 @@ BROKEN = {
     "training.reward_function.probe_metrics": (0,),
     "training.reward_function.placement_columns": (1,),
     "informs.export.export_buffers": (0,),
-    "training.trainer.write_card": (0,),
+    "training.trainer.write_model_card": (0,),
 }
 
 
@@ -127,7 +127,7 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
     for folder in (tmp_path / "whole", tmp_path / "broken"):
         if folder.name == "broken":
             folder.mkdir()
-            (folder / FILE).write_text("an older table")
+            (folder / TABLE_FILE).write_text("an older table")
             for name, calls in BROKEN.items():
                 monkeypatch.setattr(f"rankbuffer_trl.{name}", breaking(name, calls))
         trainer = training(folder.name, num_train_epochs=1, log_completions=True)
@@ -136,7 +136,7 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
             trainer.save_model()
             trainer.create_model_card()
         logged = ["judge/calls" in entry for entry in trainer.state.log_history if "loss" in entry]
-        files = [(folder / name).is_file() for name in (FILE, "README.md")]
+        files = [(folder / name).is_file() for name in (TABLE_FILE, "README.md")]
         tables = [pandas.read_parquet(path) for path in sorted((folder / "completions").iterdir())]
         placed = [bool(table["tier"].notna().any()) for table in tables]
         runs.append((contents(folder / LIVE_STORE), logged, files, placed))

@@ -25,7 +25,7 @@ from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, delete_oldest, describe, fingerprint
 from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
 from rankbuffer_trl.judge import RubricJudge
-from rankbuffer_trl.settings import REMOVED
+from rankbuffer_trl.settings import REMOVED_ARGUMENTS
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.state import differences
@@ -322,7 +322,7 @@ class Own(RubricJudge):
 
 def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeypatch):
     """It is newer than the checkpoint, or this version lacks it, or it changes no answer."""
-    monkeypatch.setitem(REMOVED, "gone", 7)
+    monkeypatch.setitem(REMOVED_ARGUMENTS, "gone", 7)
     path = f"{__name__}.Own"
 
     def run(*, judge_args=None, dropout=None, **arguments) -> dict:

@@ -27,7 +27,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.train import command
-from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
+from rankbuffer_tools.train.parser import RECIPE_FOLDER, RecipeParser, find_recipe, given, overlay, read_recipe
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact import checkpoint
@@ -61,7 +61,7 @@ def fault_of(work) -> Exception:
 def test_find_recipe_looks_here_first_and_then_in_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ("paper/dapo.yaml", "recipes/paper/dapo.yaml")
-    assert [find_recipe(name) for name in names] == [RECIPES / "paper" / "dapo.yaml"] * 2
+    assert [find_recipe(name) for name in names] == [RECIPE_FOLDER / "paper" / "dapo.yaml"] * 2
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "dapo.yaml").write_text("seed: 7")
     assert [find_recipe(name).samefile("paper/dapo.yaml") for name in names] == [True, False]
@@ -69,7 +69,9 @@ def test_find_recipe_looks_here_first_and_then_in_the_package(tmp_path, monkeypa
 
 def test_read_recipe_takes_the_base_beside_it_first(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: base.yaml\nseed: 7\n")
-    assert read_recipe(tmp_path / "mine.yaml") == yaml.safe_load((RECIPES / "base.yaml").read_text()) | {"seed": 7}
+    assert read_recipe(tmp_path / "mine.yaml") == yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text()) | {
+        "seed": 7
+    }
     (tmp_path / "base.yaml").write_text("seed: 8\nbeta: 0.5\n")
     assert read_recipe(tmp_path / "mine.yaml") == {"seed": 7, "beta": 0.5}
     (tmp_path / "base.yaml").write_text("base: base.yaml\nbeta: 0.5\n")  # not itself, but that of the package
@@ -269,7 +271,7 @@ def test_push_line_says_what_is_pushed_where_and_a_push_is_private_unless_told(t
     assert hub("--push_to_hub") == here
     other = hub("--push_to_hub", "--hub_model_id", "me/mine", "--hub_private_repo", "false")
     assert "go to me/mine (public: everybody can read it)" in other and "secret" not in other
-    for words in (["--output_dir", "out"], *(["--config", str(path)] for path in RECIPES.rglob("*.yaml"))):
+    for words in (["--output_dir", "out"], *(["--config", str(path)] for path in RECIPE_FOLDER.rglob("*.yaml"))):
         words = (*words, "--dry_run", "--num_processes", "8")
         assert command.push_line(parse(*words)[1]).startswith("hub: nothing is pushed"), words
         args = parse(*words, "--push_to_hub")[1]

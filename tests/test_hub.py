@@ -18,15 +18,15 @@ from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.exact.manifest import FOLDER, RUN, CheckpointError
-from rankbuffer_trl.informs.card import on_hub, public, write_card
-from rankbuffer_trl.informs.export import FILE
+from rankbuffer_trl.informs.card import on_hub, public, write_model_card
+from rankbuffer_trl.informs.export import TABLE_FILE
 from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
 STORE = f"{FOLDER}/{RUN}"
-ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE}
+ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, TABLE_FILE}
 
 
 @pytest.fixture
@@ -144,8 +144,8 @@ def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch
     trainer.train()
     assert hub.uploads == []
     trainer.save_state()
-    card = Mock(side_effect=write_card)
-    monkeypatch.setattr("rankbuffer_trl.training.trainer.write_card", card)
+    card = Mock(side_effect=write_model_card)
+    monkeypatch.setattr("rankbuffer_trl.training.trainer.write_model_card", card)
     trainer.push_to_hub()
     assert card.call_count == 1 and (tmp_path / "run" / "trainer_state.json").is_file()
     assert [path for path, _ in hub.uploads] == [""]

@@ -23,7 +23,7 @@ from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play, quality, truth
+from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, fails, faulty, make, play, quality, truth
 
 PAIRED = (RRCSCR(), RRCAGR(), PairwiseRank(), Tournament())
 paired = pytest.mark.parametrize("method", PAIRED, ids=str)
@@ -90,7 +90,7 @@ def test_tournament_counts_matches_won(qualities, case, seed):
 
 def test_tournament_is_drawn_anew_for_each_repeat_round_and_group():
     def drawn(prompts):
-        return [frozenset(SHOWN.findall(prompt)) for prompt in prompts]
+        return [frozenset(RESPONSE_LINES.findall(prompt)) for prompt in prompts]
 
     met = Counter()
     for step in range(100):
@@ -112,7 +112,7 @@ def guess(a: str, b: str, shown_first: str) -> int:
 def unreliable(prompt: str) -> str:
     if '{"scores"' not in prompt:
         return truth(prompt)
-    a, b = SHOWN.findall(prompt)
+    a, b = RESPONSE_LINES.findall(prompt)
     return json.dumps({"scores": [guess(a, b, a), guess(b, a, a)]})
 
 
@@ -188,7 +188,7 @@ def test_arena_is_a_seeded_single_elimination(answer, points, qualities, case):
 
 def test_arena_judges_each_match_in_both_orders():
     prompts = play(ArenaRL(), make(EIGHT)).prompts
-    shown = [tuple(SHOWN.findall(prompt)) for prompt in prompts]
+    shown = [tuple(RESPONSE_LINES.findall(prompt)) for prompt in prompts]
     assert [pair[::-1] for pair in shown[::2]] == shown[1::2]
     assert shown[:14:2] == [("5.r0", f"{q}.r{i}") for i, q in enumerate(EIGHT)][1:], "the first meets each other one"
     assert [set(pair) for pair in shown[14:22:2]] == [
@@ -201,7 +201,7 @@ def test_arena_judges_each_match_in_both_orders():
 
 
 def shown_pairs(method, group: RolloutGroup) -> list[tuple[str, str]]:
-    return [tuple(SHOWN.findall(question.prompt())) for question in first_questions(method, group)]
+    return [tuple(RESPONSE_LINES.findall(question.prompt())) for question in first_questions(method, group)]
 
 
 @paired

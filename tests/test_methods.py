@@ -35,7 +35,7 @@ from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.testing import QUERY, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth, unguarded
+from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, RUBRICS, fails, faulty, make, play, quality, truth, unguarded
 from rankbuffer_trl.training.scorer import stand_in
 
 METHODS = (
@@ -95,7 +95,7 @@ def test_most_shown_is_what_the_longest_prompt_shows():
             anchors = tuple(Anchor(f"a{i}", f"{i}.a{i}", "initial", 0) for i in range(2 * k0))
             asyncio.run(method.score(make([6] * 8), AnchorBuffer(anchors), judge))
         prompts = [unguarded(messages[0]["content"]) for messages in judge.client.seen]
-        assert max(len(SHOWN.findall(prompt)) for prompt in prompts) == shown, method
+        assert max(len(RESPONSE_LINES.findall(prompt)) for prompt in prompts) == shown, method
 
 
 # What holds for every method
@@ -108,7 +108,7 @@ def check(method, group: RolloutGroup, played) -> None:
         assert (reward == -1) if not rollout.text else reward is None or -1 <= reward <= 1
     known = {rollout.text for rollout in group.answered} | set(QUERY.responses)
     for prompt in played.prompts:
-        assert set(SHOWN.findall(prompt)) <= known
+        assert set(RESPONSE_LINES.findall(prompt)) <= known
         empty = re.search(r"\]\n(\n|\[)|\nRESPONSE\n\n|\nCANDIDATE\n\n", prompt)
         assert not empty or isinstance(method, Tournament), "nobody else asks about an empty text"
     tiers = [{played.rewards[i] for i in tier} for tier in played.score.order]
@@ -153,7 +153,7 @@ def test_score_survives_failures_and_makes_no_reward_of_them(method, qualities, 
     group = make(qualities)
 
     def answer(prompt):
-        lost = nonsense is not None and fails(case, "nonsense", *SHOWN.findall(prompt))
+        lost = nonsense is not None and fails(case, "nonsense", *RESPONSE_LINES.findall(prompt))
         return nonsense if lost else faulty(case)(prompt)
 
     played = play(method, group, answer)
@@ -326,7 +326,7 @@ def test_ruler_rewards_are_the_scores_of_one_prompt():
     assert play(Ruler(), make([5, None, 9])).rewards == pytest.approx((-0.9, -1, -0.82))
     assert play(Ruler(), make([5, None, 9]), lambda prompt: "no").rewards == (None, -1, None)
     played = play(Ruler(seed=3), make(EIGHT), lambda prompt: '{"scores": [0, 10, 20, 30, 40, 50, 60, 100]}')
-    shown = [int(text.partition("r")[2]) for text in SHOWN.findall(played.prompts[0])]
+    shown = [int(text.partition("r")[2]) for text in RESPONSE_LINES.findall(played.prompts[0])]
     assert [played.rewards[i] for i in shown] == pytest.approx([-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 1])
     assert shown != sorted(shown), "the order of presentation is random"
 

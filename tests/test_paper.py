@@ -17,7 +17,7 @@ from rankbuffer_tools.paper import BENCHMARKS, average, paper_recipes, paper_row
 from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
-from rankbuffer_tools.train.parser import RECIPES, read_recipe
+from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.exact.checkpoint import describe, write_manifest
 from rankbuffer_trl.exact.manifest import FOLDER
@@ -70,7 +70,7 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, tuple[int, int]]]:
 
 
 def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_scores(tmp_path):
-    files = {path.stem: read_recipe(path) for path in (RECIPES / "paper").glob("*.yaml")}
+    files = {path.stem: read_recipe(path) for path in (RECIPE_FOLDER / "paper").glob("*.yaml")}
     found = {Path(recipe["output_dir"]).name: recipe for recipe in paper_recipes().values()}
     assert found == {name: recipe | {"base": "base.yaml"} for name, recipe in files.items()}
     for row, recipe in paper_recipes().items():

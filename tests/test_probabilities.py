@@ -39,7 +39,7 @@ from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play
+from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, fails, faulty, make, play
 
 DIGITS = score_verdict(9)
 NUMBERS = score_verdict(10)
@@ -324,7 +324,7 @@ def test_pairs_soft_counts_a_pair_whose_two_judgments_succeed(qualities, seed, s
     group, case = make(qualities), (seed, share)
 
     def answer(prompt):
-        shown = SHOWN.findall(prompt)
+        shown = RESPONSE_LINES.findall(prompt)
         habit = random.Random(f"{seed} {sorted(shown)}").uniform(-2, 2)  # for one place, whichever response is there
         found, told = opinion(prompt, habit)
         return found, None if fails(case, *shown) else told
@@ -354,10 +354,10 @@ def test_pairs_once_are_scored_where_matches_tell_place_and_strengths_apart(qual
 
     def answer(prompt):
         found, told = opinion(prompt, 2.0)
-        return found, None if fails(case, *SHOWN.findall(prompt)) else told
+        return found, None if fails(case, *RESPONSE_LINES.findall(prompt)) else told
 
     played = play(method, group, answer)
-    shown = [tuple(names[text] for text in SHOWN.findall(prompt)) for prompt in played.prompts]
+    shown = [tuple(names[text] for text in RESPONSE_LINES.findall(prompt)) for prompt in played.prompts]
     seats = [first for first, _ in shown]
     assert max(map(seats.count, seats)) <= len(qualities) / 2
     assert seats == sorted(seats)  # so that a server reads each first answer once
@@ -395,7 +395,7 @@ def test_rankbuffer_soft_places_each_rollout_at_its_expected_position(qualities,
         return shares({str(p): 3 * drawn.random() for p in range(5)})
 
     def answer(prompt: str):
-        text = SHOWN.findall(prompt)[-1]
+        text = RESPONSE_LINES.findall(prompt)[-1]
         chances = doubt(text)
         word = max(chances, key=chances.get)
         told = None if fails((seed, share), text) else spelled('{"position": ', (word, chances), "}")

@@ -28,7 +28,7 @@ from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.informs.card import CardFacts, write_card
+from rankbuffer_trl.informs.card import CardFacts, write_model_card
 from rankbuffer_trl.informs.gains import visits_by_query, weigh
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Call, Usage
@@ -251,7 +251,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     duel = {"run": history.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
     (tmp_path / "run" / REPORT).mkdir(parents=True)
     (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
-    write_card(tmp_path / "run", store, facts)
+    write_model_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
     totals, last = run.totals, growth_table(store)[-1]
     for part in (

@@ -4,7 +4,7 @@ import pytest
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer
 
-from rankbuffer_trl.informs.still import CAUSES, PATIENCE, Pull, Stillness, no_gradient
+from rankbuffer_trl.informs.still import CAUSES, TIED_GENERATIONS, Pull, Stillness, no_gradient
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -74,7 +74,7 @@ class Collapsed(ScriptedTrainer):
 def test_trainer_warns_of_a_run_that_cannot_learn(training, caplog, monkeypatch, cause, cls, settings):
     monkeypatch.setattr(GroupScorer, "first_question", lambda *_: None)
     settings = {"format_weight": 0.0, **settings}
-    trainer = training(cls=cls, max_steps=PATIENCE + 1, **settings)
+    trainer = training(cls=cls, max_steps=TIED_GENERATIONS + 1, **settings)
     trainer.train()
     warnings = [text for text in caplog.messages if "has a gradient" in text]
     assert len(warnings) == bool(cause) and all(CAUSES[cause] in text for text in warnings)

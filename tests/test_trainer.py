@@ -17,7 +17,7 @@ from peft import LoraConfig
 from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_tools.train.parser import RECIPES, read_recipe
+from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
@@ -307,7 +307,7 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
 
 
 def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divided(tmp_path, tiny_policy, rows):
-    recipe = read_recipe(RECIPES / "paper" / "gdpo.yaml")
+    recipe = read_recipe(RECIPE_FOLDER / "paper" / "gdpo.yaml")
     objective = {key: recipe[key] for key in ("scale_rewards", "format_weight")}
     given = torch.rand(24, 2, generator=torch.Generator().manual_seed(1))
     given[:, 1] = (given[:, 1] < 0.8).float()

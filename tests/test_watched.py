@@ -11,7 +11,7 @@ from rankbuffer_tools.train import ending
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.checkpoint import describe
 from rankbuffer_trl.exact.manifest import checkpoints
-from rankbuffer_trl.informs.steplog import FILE, StepLog, step_of
+from rankbuffer_trl.informs.steplog import METRICS_FILE, StepLog, step_of
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.questions import insertion_question
@@ -20,11 +20,11 @@ from rankbuffer_trl.training.rollouts import RolloutError
 
 def steps(folder) -> list[int]:
     """The steps of the lines of a run's log."""
-    return [json.loads(line)["step"] for line in (folder / FILE).read_text().splitlines()]
+    return [json.loads(line)["step"] for line in (folder / METRICS_FILE).read_text().splitlines()]
 
 
 def test_a_run_has_one_line_a_step_also_after_a_resume_and_a_new_start(tmp_path, training):
-    log = tmp_path / FILE
+    log = tmp_path / METRICS_FILE
     first = training(max_steps=4, save_strategy="steps", save_steps=2, logging_steps=1)
     first.train()
     first.close()
@@ -65,16 +65,16 @@ def test_a_log_that_cannot_be_written_ends_nothing_and_keeps_no_half_line(tmp_pa
     monkeypatch.setattr("rankbuffer_trl.informs.steplog.open", Full, raising=False)
     trainer = training(max_steps=1, logging_steps=1)
     trainer.train()
-    assert trainer.state.global_step == 1 and (tmp_path / FILE).read_bytes() == b""
+    assert trainer.state.global_step == 1 and (tmp_path / METRICS_FILE).read_bytes() == b""
     assert "metrics.jsonl only informs and could not be made" in caplog.text
     monkeypatch.undo()
     trainer.state.global_step = 2
     log = StepLog(str(tmp_path))
     log.on_log(trainer.args, trainer.state, trainer.control, {"loss": float("nan"), "word": "x"})
-    assert json.loads((tmp_path / FILE).read_text()).items() >= {"step": 2, "loss": None, "word": "x"}.items()
+    assert json.loads((tmp_path / METRICS_FILE).read_text()).items() >= {"step": 2, "loss": None, "word": "x"}.items()
     trainer.state.is_world_process_zero = False
     log.on_log(trainer.args, trainer.state, trainer.control, {"loss": 1.0})
-    assert len((tmp_path / FILE).read_text().splitlines()) == 1, "another process writes nothing"
+    assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 1, "another process writes nothing"
 
 
 def test_the_status_file_says_how_to_go_on_after_a_server_failed(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
-from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
+from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
 from rankbuffer_trl.group_ranker import GroupRanker
 from rankbuffer_trl.judge import RubricJudge
@@ -421,7 +421,7 @@ def group_ranker(at) -> dict:
 HANDED = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "hub_private_repo"}
 HANDED |= {"model_name_or_path", "model_revision", "attn_implementation", "dtype", "use_peft"}  # TRL's, passed on
 TRAIN = {name: default for group in TRAINING for name, default in settings_of(group).items()}
-TRAIN = {name: default for name, default in TRAIN.items() if name in OURS | JUDGE | HANDED}
+TRAIN = {name: default for name, default in TRAIN.items() if name in RANKBUFFER_FIELDS | JUDGE | HANDED}
 run_training = partial(run_program, "rankbuffer-train", TRAIN)
 
 

@@ -12,7 +12,7 @@ from random import Random
 from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.rewards.listen import Listener
+from rankbuffer_trl.rewards.listen import SilentJudge
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 
 SECOND = ("", "repair", "alone", "again")
@@ -76,7 +76,7 @@ class Alone(Second):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        if isinstance(judge, Listener):  # what a run looks at before it starts
+        if isinstance(judge, SilentJudge):  # what a run looks at before it starts
             return await self.inner.score(group, buffer, judge)
         if not self.chosen(group):
             return GroupScore((None,) * len(group.rollouts))

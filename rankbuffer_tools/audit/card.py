@@ -16,7 +16,7 @@ from .results import Audit
 
 ROOT = Path(__file__).parents[2]
 DATASET, SAMPLES = "recipes/small/everyday.jsonl", "experiments/real_judge/audit_samples.jsonl"  # the public set
-SHOWN = (
+CARD_RESULTS = (
     *("lists_tau", "pairs_flip", "pairs_first", "pairs_lists", "put_back", "ratings_lists", "ratings_tied"),
     *("padded", "soft_pairs_ratings", "soft_words", "soft_gain", "soft_opinion", "soft_place", "soft_place_spread"),
 )
@@ -59,7 +59,7 @@ def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
         "measures": {
             result.name: [None if each is None else round(each, 3) for each in (result.value, result.low, result.high)]
             for result in found.results
-            if result.name in SHOWN
+            if result.name in CARD_RESULTS
         },
         "soft_noise": found.soft_noise and round(found.soft_noise, 3),
         "tokens": {kind: [round(cost.prompt_tokens), round(cost.completion_tokens)] for kind, cost in kinds.items()},
@@ -67,7 +67,7 @@ def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
     }
 
 
-def write_card(folder: Path, card: dict[str, Any]) -> Path:
+def write_judge_card(folder: Path, card: dict[str, Any]) -> Path:
     """Write a card into a folder, and return its path."""
     file = folder / f"{card['judge']}.json"
     with replacing(file) as draft:

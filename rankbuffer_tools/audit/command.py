@@ -23,7 +23,7 @@ from rankbuffer_trl.settings import check_at_least, documented
 
 from ..jobs.reach import estimate_tokens
 from ..jobs.script import announce, cost_line, read_settings
-from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_card
+from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_judge_card
 from .figure import audit_figure
 from .measures import MEASURES, rating_noise
 from .results import Audit, Cost, Form
@@ -188,7 +188,7 @@ def main() -> None:
         with replacing(out / "audit.json") as draft:
             draft.write_text(text + "\n")
         if config.card:
-            card = write_card(out, card_of(found, config.card, config.judge_decoding, config.judge_guard))
+            card = write_judge_card(out, card_of(found, config.card, config.judge_decoding, config.judge_guard))
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
     except KeyboardInterrupt:

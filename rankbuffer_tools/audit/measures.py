@@ -11,9 +11,9 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from rankbuffer_trl.informs.probes import sign, tau_b
-from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
+from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 
-from .results import FEWEST, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
+from .results import MIN_QUERIES, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
@@ -26,12 +26,12 @@ def ranks(order: Order) -> list[int]:
 
 
 def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than `FEWEST`.
+    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than `MIN_QUERIES`.
 
     Resamples of few values spread too little. So with fewer than 20 the interval is widened about the mean, as by
     Student's t: normal values are then covered in 92 to 96 %. It may then reach beyond the range of a measure.
     """
-    if (n := len(values)) < FEWEST:
+    if (n := len(values)) < MIN_QUERIES:
         return None
     rng = random.Random(seed)
     means = [fmean(rng.choices(values, k=n)) for _ in range(resamples)]
@@ -177,7 +177,7 @@ def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     if not gaps or not leads:
         return None
     shared = sum(gap * lead for gap, lead in both) / math.sqrt(gaps * leads)
-    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / MOST
+    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / RATING_MAX
 
 
 @dataclass(frozen=True)

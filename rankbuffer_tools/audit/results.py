@@ -14,9 +14,9 @@ SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
 OPINION, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
 """The measures that say whether soft pairs need both orders of presentation."""
-FEWEST = 6
+MIN_QUERIES = 6
 """Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
-RECIPES = {"lists_tau": "beyond/listwise_two", SOFT: "beyond/ratings_soft", "pairs_flip": "paper/rrc_scr"}
+RECIPE_OF_RESULT = {"lists_tau": "beyond/listwise_two", SOFT: "beyond/ratings_soft", "pairs_flip": "paper/rrc_scr"}
 """The recipe that rests on a measure. The first clear measure decides, for the reasons in `docs/audit.md`."""
 
 
@@ -173,7 +173,9 @@ class Audit:
     @property
     def train_with(self) -> str | None:
         """The recipe to train with; `None` if none rests on a clear measure, or if the samples are references."""
-        clear = (recipe for name, recipe in RECIPES.items() if name in self.measured and self.measured[name].clear)
+        clear = (
+            recipe for name, recipe in RECIPE_OF_RESULT.items() if name in self.measured and self.measured[name].clear
+        )
         return None if self.references else next(clear, None)
 
     def as_dict(self) -> dict:
@@ -200,7 +202,7 @@ def verdict(audit: Audit) -> str:
     """Say the result in words. A measure counts if its whole interval is on the better side of chance."""
     counted = audit.counted
     if not counted and any(result.too_few for result in audit.results):
-        return f"Too few queries to tell anything: an interval takes {FEWEST} with verdicts."
+        return f"Too few queries to tell anything: an interval takes {MIN_QUERIES} with verdicts."
     if not counted:
         return "Nothing could be measured: the judge gave no verdicts to measure."
     soft = audit.measured.get(SOFT)

@@ -47,7 +47,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
 from rankbuffer_trl.rewards.beyond.looks import balanced, look_questions, mean_places
-from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
+from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 from rankbuffer_trl.rewards.presentation import shuffle
 
 from ..data.lines import rows_of
@@ -200,7 +200,7 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
         labelled = pair_question(group, (second, first))
         blocks = {name: shown[::-1] for name, shown in labelled.responses.items()}
         asked["crossed", (first, second)] = replace(labelled, responses=blocks)
-    most = MOST if soft else 10
+    most = RATING_MAX if soft else 10
     asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
     return asked | softened({key: one for key, one in asked.items() if key[0] != "list"}) if soft else asked
 

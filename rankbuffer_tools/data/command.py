@@ -24,7 +24,7 @@ from .lines import list_faults
 from .publish import make_card
 from .tokens import TokenCounter
 
-SHOWN = 20
+MAX_FAULTS = 20
 """How many faults `check` prints."""
 SETTINGS = ("k0", "max_prompt_length", "max_completion_length", "free_tokens", "sample")
 
@@ -89,11 +89,11 @@ def check(arguments: argparse.Namespace) -> None:
     )
     tokens = TokenCounter(arguments.tokenizer)
     faults = list_faults(arguments.file, arguments.split)
-    shown = list(islice(faults, SHOWN))
+    shown = list(islice(faults, MAX_FAULTS))
     if shown:
         print(*shown, sep="\n")
         count = len(shown) + sum(1 for _ in faults)
-        above = f" The first {SHOWN} are listed above." if count > SHOWN else ""
+        above = f" The first {MAX_FAULTS} are listed above." if count > MAX_FAULTS else ""
         raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
     dataset = load_queries(arguments.file, split=arguments.split)
     known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]

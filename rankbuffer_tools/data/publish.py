@@ -11,7 +11,7 @@ from rankbuffer_trl.informs.cards import Markdown, code, escaped, fill_card
 
 from .rubrics import SYSTEM, USER
 
-TEMPLATE = Path(__file__).with_name("card.md")
+DATASET_CARD_TEMPLATE = Path(__file__).with_name("card.md")
 HIDDEN = ("step", "cost", "ranking_cost")
 
 
@@ -41,7 +41,7 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": file_name}]}],
     )
     card = fill_card(
-        TEMPLATE,
+        DATASET_CARD_TEMPLATE,
         data,
         name=name,
         queries=f"{len(rows):,}",

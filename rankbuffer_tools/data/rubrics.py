@@ -20,10 +20,10 @@ PROMPTS = Path(__file__).parent / "prompts"
 SYSTEM, USER = (
     (PROMPTS / f"rubrics_{role}.txt").read_text(encoding="utf-8").rstrip("\n") for role in ("system", "user")
 )
-NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 TEMPERATURE, MAX_TOKENS = 0.2, 1024
 """The paper's decoding."""
-LEAST, MOST = 3, 5
+MIN_RUBRICS, MAX_RUBRICS = 3, 5
 """Number of rubrics in an answer."""
 
 
@@ -60,7 +60,7 @@ def rubric_chat(
 
 def for_count(template: str, n: int) -> str:
     """Rewrite a template for `n` responses instead of seven."""
-    word = NUMBERS[n] if n < len(NUMBERS) else str(n)
+    word = NUMBER_WORDS[n] if n < len(NUMBER_WORDS) else str(n)
     return template.replace("seven", word).replace("Seven", word.capitalize())
 
 
@@ -77,9 +77,9 @@ def read_rubrics(answer: str, cut_off: bool = False) -> list[dict[str, Any]]:
     """
     found, _ = read_object(answer, ["rubrics"], cut_off)
     rubrics = found["rubrics"]
-    if not isinstance(rubrics, list) or not LEAST <= len(rubrics) <= MOST:
+    if not isinstance(rubrics, list) or not MIN_RUBRICS <= len(rubrics) <= MAX_RUBRICS:
         count = len(rubrics) if isinstance(rubrics, list) else type(rubrics).__name__
-        raise VerdictError(f"`rubrics` must be a list of {LEAST} to {MOST} rubrics, not {count}")
+        raise VerdictError(f"`rubrics` must be a list of {MIN_RUBRICS} to {MAX_RUBRICS} rubrics, not {count}")
     read = [read_rubric(rubric, i) for i, rubric in enumerate(rubrics, start=1)]
     if len({rubric["text"].casefold() for rubric in read}) < len(read):
         raise VerdictError("two rubrics are the same")

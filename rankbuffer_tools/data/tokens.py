@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankbuffer_trl.data.prompts import check_prompts, render
+from rankbuffer_trl.data.prompts import check_prompts, render_messages
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 
@@ -59,11 +59,11 @@ class TokenCounter:
         """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts.
 
         Raises:
-            [`DataError`]: as [`render`].
+            [`DataError`]: as [`render_messages`].
         """
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
-        return self.text(render(self._tokenizer, self.name, messages))
+        return self.text(render_messages(self._tokenizer, self.name, messages))
 
     def check(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Refuse a prompt that the tokenizer's policy reads otherwise than a judge, see [`check_prompts`]."""

@@ -15,7 +15,7 @@ from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.files import replacing
 
-KINDS = (".jsonl", ".parquet")
+OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 
 
 def check_output(path: str | None, source: str | None = None) -> Path:
@@ -31,8 +31,8 @@ def check_output(path: str | None, source: str | None = None) -> Path:
         [`DataError`]: if the path is not set, has another suffix, is a folder, is the source itself or lies in it, or
         its folder cannot be made.
     """
-    if not path or Path(path).suffix not in KINDS:
-        raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
+    if not path or Path(path).suffix not in OUTPUT_SUFFIXES:
+        raise DataError(f"output_file must end in {' or '.join(OUTPUT_SUFFIXES)}, got {path!r}")
     if source and same_file(path, source):
         raise DataError(f"output_file={path} is the file dataset_name={source}, which would be lost: name another one")
     if source and Path(source).is_dir() and Path(path).resolve().is_relative_to(Path(source).resolve()):

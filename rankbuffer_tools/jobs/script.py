@@ -25,7 +25,7 @@ Config = TypeVar("Config")
 ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
 
 
-def run(config_class: type[Config], main: Callable[[Config], int]) -> None:
+def run_script(config_class: type[Config], main: Callable[[Config], int]) -> None:
     """Read the settings, run `main`, and exit with the code that it returns.
 
     A fault that the user can mend ends in one line.

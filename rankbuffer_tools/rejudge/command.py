@@ -75,7 +75,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    recipe.run(RejudgeConfig, rejudge)
+    recipe.run_script(RejudgeConfig, rejudge)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,19 @@ from rankbuffer_trl.judge.config import BudgetConfig
 from rankbuffer_trl.training.config import RankBufferConfig
 
 from ..jobs.script import no_such_key
-from ..paper import RECIPES
+from ..paper import RECIPE_FOLDER
 
 JUDGE = {field.name for field in fields(BudgetConfig)}
-OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
+RANKBUFFER_FIELDS = (
+    {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
+)
 COMMON = (  # of TRL and transformers
     "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
     " temperature per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate"
     " loss_type use_vllm vllm_mode use_peft save_steps report_to push_to_hub hub_private_repo seed"
 ).split()
 SECTIONS = {
-    "reward, prompts and answers, start": OURS,
+    "reward, prompts and answers, start": RANKBUFFER_FIELDS,
     "judge": JUDGE,
     "data, policy and training (the most common keys of TRL)": COMMON,
 }
@@ -61,10 +63,10 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
     Raises:
         [`SettingsError`]: if there is no such file. The message lists the recipes of this package.
     """
-    for path in (beside / name, RECIPES / name, RECIPES.parent / name):
+    for path in (beside / name, RECIPE_FOLDER / name, RECIPE_FOLDER.parent / name):
         if path.is_file() and path.resolve() not in without:
             return path
-    known = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+    known = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
     what = "other recipe" if without else "recipe"  # a recipe is not its own base
     raise SettingsError(
         f"there is no {what} {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
@@ -178,7 +180,7 @@ class RecipeParser(TrlParser):
             for key in texts & whole.keys():
                 whole[key] = str(whole[key]) if type(whole[key]) in (int, float, date) else whole[key]
             without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
-            self.unused = [key for key in without if key in OURS]
+            self.unused = [key for key in without if key in RANKBUFFER_FIELDS]
             unknown = [key for key in without if key not in KEYS]
         unknown += self.parse_known_args(words)[1]
         if unknown:

@@ -39,7 +39,7 @@ from ..jobs.reach import (
 )
 from .price import RunPrice
 
-SAMPLE = 8
+MIN_PILOT_QUESTIONS = 8
 """Least number of questions that tell the cost of a run."""
 MASKED = 1e-4
 """Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
@@ -207,7 +207,7 @@ async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], lis
     """
     args = price.plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
-    asked = list(islice(unasked(price), max(in_flight, SAMPLE)))
+    asked = list(islice(unasked(price), max(in_flight, MIN_PILOT_QUESTIONS)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):

@@ -15,7 +15,7 @@ from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge
 from rankbuffer_trl.rewards.method import RewardMethod
 
 
-class Listener(Judge):
+class RecordingJudge(Judge):
     """The embedded judge. It keeps the questions that it is asked."""
 
     def __init__(self, asked: list[Question]):
@@ -39,7 +39,7 @@ def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) 
             if epoch:
                 texts = random.Random(f"{id} {epoch}").choices(texts, k=len(texts))
             visit = RolloutGroup(group.query, tuple(map(Rollout, range(len(texts)), texts)), epoch, epoch)
-            score = await method.score(visit, buffers.get(id), Listener(asked))
+            score = await method.score(visit, buffers.get(id), RecordingJudge(asked))
             buffers[id] = score.after or buffers.get(id)
         return asked
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CLOSED = "</think>"  # many templates drop what is before it in the turns of the assistant
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", place: str, messages: Messages, **kwargs: Any) -> str:
+def render_messages(tokenizer: "PreTrainedTokenizerBase", place: str, messages: Messages, **kwargs: Any) -> str:
     """Write a chat in a model's template, up to the answer. `kwargs` are those of the template.
 
     Raises:
@@ -80,11 +80,11 @@ def check_pattern(tokenizer: "PreTrainedTokenizerBase", place: str, prompt: Mess
     whole: list[dict[str, Any]] = [
         {**each, "content": f"\n{CLOSED}\n\n".join(mark)} for each, mark in zip(prompt, marks, strict=True)
     ]
-    if marks[-1][-1] not in render(tokenizer, place, whole, **kwargs):
+    if marks[-1][-1] not in render_messages(tokenizer, place, whole, **kwargs):
         # Templates of some vision models read parts alone, and TRL makes parts of texts for them.
         whole = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in whole]
     read = [{"role": each["role"], "content": each["content"]} for each in whole]
-    written = render(tokenizer, place, whole, **kwargs)
+    written = render_messages(tokenizer, place, whole, **kwargs)
     for each, mark in zip(prompt, marks, strict=True):
         if missing := [part for part in mark if part not in written]:
             what = "the thoughts in a message" if missing == [mark[0]] and mark[1:] else "a message"
@@ -92,7 +92,7 @@ def check_pattern(tokenizer: "PreTrainedTokenizerBase", place: str, prompt: Mess
                 f"{place}: the policy would not read what the judge reads: its chat template leaves out {what} of the"
                 f" role {each['role']!r}. Use roles that the template knows, or write the text into the user's message"
             )
-    if whole != read and written != render(tokenizer, place, read, **kwargs):
+    if whole != read and written != render_messages(tokenizer, place, read, **kwargs):
         keys = ", ".join(sorted({key for each in prompt for key in each} - {"role", "content"}))
         raise DataError(
             f"{place}: the judge would not read what the policy reads: the chat template writes more of a message than"

@@ -36,7 +36,7 @@ PAPER_SET = (
     "The paper's set is made by `python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --shuffle true"
     " --output_file data/nectar_1000_no_rubrics.jsonl` and then recipes/generate_rubrics.py: docs/data.md has both"
 )
-COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
+QUERY_COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
 MEDIA = re.compile("^(image|audio|video)s?:|: .*(Image|Audio|Video)[(]", re.IGNORECASE)  # a name, or a type
@@ -152,7 +152,7 @@ class QueryTable:
         required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
         self._dataset = normal_rows(select(dataset, required))
         self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
-        self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
+        self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*QUERY_COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
         for number, row in enumerate(checked_rows(self._dataset, anchors_needed, rubrics_needed=not self._generic)):
@@ -363,7 +363,7 @@ def row_faults(
         rubrics_needed (`bool`, *optional*, defaults to `True`):
             Whether the row must have rubrics. With `False` it may have none, but those it has must be well-formed.
     """
-    values: list[Any] = [row.get(key) for key in COLUMNS]
+    values: list[Any] = [row.get(key) for key in QUERY_COLUMNS]
     query_id, prompt, rubrics, responses, models = values
     columns = (
         text_faults("query_id", query_id),

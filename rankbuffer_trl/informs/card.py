@@ -20,11 +20,11 @@ from ..rewards.method import RewardMethod
 from ..store import BufferStore, history
 from . import gains
 from .cards import Markdown, code, escaped, fill_card
-from .export import FILE
+from .export import TABLE_FILE
 from .gains import Duels, duel_of
 from .growth import growth_table
 
-TEMPLATE = Path(__file__).with_name("card.md")
+MODEL_CARD_TEMPLATE = Path(__file__).with_name("card.md")
 PAPER = {
     "title": "RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation",
     "citation": (
@@ -95,7 +95,7 @@ class CardFacts:
         )
 
 
-def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
+def write_model_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
     """Write `README.md` into `folder`. It reads every buffer, so it is meant for pushes.
 
     Args:
@@ -111,7 +111,7 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
     checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
     pushed = given["push_to_hub"] and given["save_strategy"] != "no"
     card = fill_card(
-        TEMPLATE,
+        MODEL_CARD_TEMPLATE,
         ModelCardData(
             base_model=base if on_hub(base) else None,
             datasets=data if on_hub(data) else None,
@@ -194,7 +194,7 @@ def describe_buffers(store: BufferStore) -> dict[str, Any]:
         "buffers": growth,
         "sources": [source for source in SOURCES if any(row[source] for row in growth)],
         "compared": [(epoch, str(found)) for epoch, found in since_last.items()],
-        "table": FILE,
+        "table": TABLE_FILE,
     }
 
 

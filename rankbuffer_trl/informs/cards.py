@@ -33,12 +33,12 @@ def escaped(value: Any) -> Markdown:
     """Escape what Markdown and HTML would read in a value. An underscore inside a word is no markup."""
     if isinstance(value, Markdown):
         return value
-    return Markdown(re.sub(r"[\\`*\[\]<>&~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", one_line(value)))
+    return Markdown(re.sub(r"[\\`*\[\]<>&~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable_line(value)))
 
 
 def code(value: Any) -> Markdown:
     """Return a value as a span of code. Its fence is longer than any row of backticks in it."""
-    text = one_line(value)
+    text = printable_line(value)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     room = " " * (not text or text[0] in "` " or text[-1] in "` ")
     return Markdown(f"{fence}{room}{text}{room}{fence}")
@@ -49,6 +49,6 @@ def cell(text: str) -> Markdown:
     return Markdown(escaped(text).replace("|", "\\|"))
 
 
-def one_line(value: Any) -> str:
+def printable_line(value: Any) -> str:
     """Return a value as text without line breaks and characters that cannot be printed."""
     return " ".join("".join(each if each.isprintable() else " " for each in str(value)).split())

@@ -26,18 +26,20 @@ from ..store.buffer_store import BufferStore
 from ..store.database import StoreError
 from .informing import informing
 
-FILE = "buffers.parquet"
+TABLE_FILE = "buffers.parquet"
 BUFFER_COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
-NUMBERS = ("rank", "size", "epoch", "inactive", "visits")
-SCHEMA = pyarrow.schema([(name, pyarrow.int32() if name in NUMBERS else pyarrow.string()) for name in BUFFER_COLUMNS])
+INTEGER_COLUMNS = ("rank", "size", "epoch", "inactive", "visits")
+TABLE_SCHEMA = pyarrow.schema(
+    [(name, pyarrow.int32() if name in INTEGER_COLUMNS else pyarrow.string()) for name in BUFFER_COLUMNS]
+)
 QUERIES = 1000  # in memory at once
 
 
-@informing(FILE)
+@informing(TABLE_FILE)
 def write_table(store: BufferStore, folder: Path) -> None:
     """Write the table of the buffers into a folder, as [`export_buffers`] does."""
-    (folder / FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
-    export_buffers(store, folder / FILE)
+    (folder / TABLE_FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
+    export_buffers(store, folder / TABLE_FILE)
 
 
 def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
@@ -59,11 +61,11 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     try:
-        with replacing(path) as draft, pyarrow.parquet.ParquetWriter(draft, SCHEMA, compression="zstd") as file:
+        with replacing(path) as draft, pyarrow.parquet.ParquetWriter(draft, TABLE_SCHEMA, compression="zstd") as file:
             last = ""
             while ids := store.query_ids(after=last, limit=QUERIES):
                 rows = [row for id in ids for row in buffer_rows(store, id)]
-                file.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA))
+                file.write_table(pyarrow.Table.from_pylist(rows, schema=TABLE_SCHEMA))
                 written += len(rows)
                 last = ids[-1]
     except OSError as error:

@@ -22,7 +22,7 @@ def informing(what: str) -> Iterator[None]:
 
     Example:
         >>> with informing("the model card"):
-        ...     write_card(folder, store, facts)
+        ...     write_model_card(folder, store, facts)
     """
     try:
         yield

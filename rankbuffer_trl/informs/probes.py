@@ -14,7 +14,7 @@ from ..groups import RolloutGroup, Rubric
 from ..rewards.method import GroupScore
 from ..words import content_stems, stem_all
 
-WORD = re.compile(r"\w+")
+ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)
 NAMES = ("words", "markup", "repeated", "rubric_words")
 
@@ -32,13 +32,13 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     """
     wanted = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
     shares = {"rubric_words": len(wanted & {*stem_all(text)}) / len(wanted)} if wanted else {}
-    words, markup = float(len(WORD.findall(text))), float(MARKUP.search(text) is not None)
+    words, markup = float(len(ANY_WORD.findall(text))), float(MARKUP.search(text) is not None)
     return {"words": words, "markup": markup, "repeated": repeated_share(text), **shares}
 
 
 def repeated_share(text: str) -> float:
     """Return the share of the 4-grams of words of a text that are repeats; 0 for fewer than four words."""
-    words = WORD.findall(text.lower())
+    words = ANY_WORD.findall(text.lower())
     grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

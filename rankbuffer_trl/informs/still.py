@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PATIENCE = 3  # generations in a row: all groups of one may tie by chance
-ROUNDING = 5e-3  # the most that float32 leaves of an advantage of equal rewards, which TRL divides by 1e-4
+TIED_GENERATIONS = 3  # generations in a row: all groups of one may tie by chance
+ADVANTAGE_TOLERANCE = 5e-3  # the most that float32 leaves of an advantage of equal rewards, which TRL divides by 1e-4
 
 CAUSES = {
     "masked": "all completions that count are cut off, and mask_truncated_completions leaves them out: raise"
@@ -50,9 +50,9 @@ def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
     for i, pull in enumerate(pulls):
         if pull.tokens is not None:
             sums[i // G, pull.tokens] += pull.advantage
-    if any(abs(total) > ROUNDING for total in sums.values()):
+    if any(abs(total) > ADVANTAGE_TOLERANCE for total in sums.values()):
         return None
-    differ = [pull for pull in pulls if abs(pull.advantage) > ROUNDING]
+    differ = [pull for pull in pulls if abs(pull.advantage) > ADVANTAGE_TOLERANCE]
     if not sums or (differ and all(pull.tokens is None for pull in differ)):
         return "masked"
     if unscored:
@@ -80,7 +80,7 @@ class Stillness:
         """Look at the next generation. Return what to warn of, once per cause."""
         cause = no_gradient(pulls, self.G, unscored)
         self._generations = self._generations + 1 if cause else 0
-        if cause is None or self._generations < PATIENCE or cause in self._said:
+        if cause is None or self._generations < TIED_GENERATIONS or cause in self._said:
             return None
         self._said.add(cause)
         beta = BETA if self.beta and cause != "masked" else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from .ledger import Reply, Usage
 
-WHOLE = re.compile(
+FINISHED = re.compile(
     r"(.*[_ ])?(stop|eos|end\w*|completed?|finished|done|tool_?calls?|tool_use|function_call)([_ ].*)?", re.I
 )
 LIMIT = re.compile("length|max|limit|context", re.I)
@@ -30,7 +30,7 @@ STATUSES = (  # what an error without a number is, by its own words
 )
 CODES = ("code", "status_code", "status", "type", "error_type")
 WORDS = ("message", "msg", "status_msg", "detail")
-THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks")
 
 CUT_OFF = "the answer was cut off at its token limit"
 ALL_THOUGHT = "the whole answer went into its thinking"
@@ -74,11 +74,11 @@ def read_choice(choice: Any, full: bool) -> Reply:
     refusals = [message.get("refusal"), *(part.get("refusal") for part in parts)]
     refusal = next((each for each in refusals if isinstance(each, str) and each), "")
     final = bool(FILTER.search(reason) or (empty and refusal))
-    cut_off = not WHOLE.fullmatch(reason) if reason else full
+    cut_off = not FINISHED.fullmatch(reason) if reason else full
     said = ""
     if final:
         said = f"{WITHHELD}: {refusal or reason}"
-    elif empty and (parts or any(message.get(name) for name in THOUGHTS)):
+    elif empty and (parts or any(message.get(name) for name in REASONING_FIELDS)):
         said = ALL_THOUGHT
     elif cut_off and (not reason or LIMIT.search(reason)):
         said = CUT_OFF
@@ -126,7 +126,7 @@ def fault_in(body: Any) -> tuple[int, str] | None:
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict):
             reason = reason_of(choice)
-            broken = not WHOLE.fullmatch(reason) and not FILTER.search(reason) and status_of(reason) >= 429
+            broken = not FINISHED.fullmatch(reason) and not FILTER.search(reason) and status_of(reason) >= 429
             if error := choice.get("error") or (reason if broken else None):
                 return status_of(error), words_of(error)
     error = body.get("error") or (None if choices else body.get("base_resp"))

@@ -84,8 +84,8 @@ class ServersConfig:
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
         check_own_fields(self, ServersConfig)
-        self.judge_request = request = read_object("judge_request", self.judge_request)
-        self.judge_headers = headers = read_object("judge_headers", self.judge_headers)
+        self.judge_request = request = parse_object("judge_request", self.judge_request)
+        self.judge_headers = headers = parse_object("judge_headers", self.judge_headers)
         alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "headers", "role"}
         values = {name: getattr(self, f"judge_{name}") for name in alike}
         # What the judge's clients and prices are made from. Without servers it holds the prices alone.
@@ -140,7 +140,7 @@ class ClientConfig(ServersConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.judge_client_args = read_object("judge_client_args", self.judge_client_args)
+        self.judge_client_args = parse_object("judge_client_args", self.judge_client_args)
         self._own_client()
 
     def client(self) -> ChatClient:
@@ -152,7 +152,7 @@ class ClientConfig(ServersConfig):
 
     def _own_client(self) -> tuple[type[Any], dict[str, Any]] | None:
         """Return the class that `judge_client` names, with its arguments. It is made when the judge is made."""
-        arguments = read_object("judge_client_args", self.judge_client_args) or {}
+        arguments = parse_object("judge_client_args", self.judge_client_args) or {}
         if self.judge_client is None:
             if arguments:
                 raise SettingsError("judge_client_args is set, but judge_client is not: name the class")
@@ -280,7 +280,7 @@ def read_judge(key: str, settings: Mapping[str, Any]) -> JudgeConfig:
         raise SettingsError(f"{key}: {error}") from None
 
 
-def read_object(key: str, value: dict | str | None) -> dict | None:
+def parse_object(key: str, value: dict | str | None) -> dict | None:
     """Return a setting that is a mapping in a YAML file, or JSON on the command line.
 
     Raises:

@@ -29,7 +29,8 @@ HINTS = {  # what to do about an HTTP status
     404: NAMED,
     429: "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
 }
-CHARACTERS, TEMPLATE = 10, 1000  # the most of one token, and the most tokens that a chat template adds
+MAX_TOKEN_CHARACTERS = 10
+MAX_TEMPLATE_TOKENS = 1000  # that a chat template adds
 ODD: set[str] = set()  # the servers of this process whose counts of tokens were named
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
@@ -286,7 +287,7 @@ def warn_of_counts(server: str) -> None:
 
 def look_at_count(server: str, tokens: float, text: str) -> None:
     """Say once per server that a prompt can hardly have so many tokens: more than its bytes, or few."""
-    least, most = len(text) / CHARACTERS, len(text.encode("utf-8", "replace")) + TEMPLATE
+    least, most = len(text) / MAX_TOKEN_CHARACTERS, len(text.encode("utf-8", "replace")) + MAX_TEMPLATE_TOKENS
     if server not in ODD and not least <= tokens <= most:
         ODD.add(server)
         logger.warning(

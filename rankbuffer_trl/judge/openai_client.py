@@ -22,7 +22,7 @@ from .ledger import Reply, Tally
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
-WHOLE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
+TOTAL_TIMEOUTS = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
@@ -275,7 +275,7 @@ class BoundedClient(DefaultAioHttpClient):
 
     Args:
         timeout (`float`):
-            Seconds without a byte. An answer may take `WHOLE` times as long in all.
+            Seconds without a byte. An answer may take `TOTAL_TIMEOUTS` times as long in all.
     """
 
     def __init__(self, timeout: float):
@@ -288,7 +288,7 @@ class BoundedClient(DefaultAioHttpClient):
             # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
             limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
-        self._seconds = WHOLE * timeout
+        self._seconds = TOTAL_TIMEOUTS * timeout
 
     async def send(self, request: Request, **kwargs: Any) -> Response:
         """Send a request and read its whole answer.

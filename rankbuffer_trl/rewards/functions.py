@@ -64,7 +64,7 @@ def numbered(names: Sequence[str]) -> list[str]:
     return given
 
 
-def check_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
+def check_function_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
     """Refuse a reward function that cannot take what it is passed, or needs a column that `of` has not.
 
     Raises:

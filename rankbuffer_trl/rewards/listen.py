@@ -33,7 +33,7 @@ class Scores(Protocol):
         """See [`RewardMethod`]."""
 
 
-class Listener(Judge):
+class SilentJudge(Judge):
     """A judge that hears questions and never answers."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Listener(Judge):
 
 async def hear(method: Scores, group: RolloutGroup, buffer: AnchorBuffer | None = None) -> list[Question]:
     """Return the questions that `score` asks before it has an answer. They are the same for all answers of a judge."""
-    judge = Listener()
+    judge = SilentJudge()
     scoring = asyncio.ensure_future(method.score(group, buffer, judge))
     quiet = 0
     while quiet < QUIET and not scoring.done():

@@ -21,8 +21,9 @@ from ..settings import check_arguments, load_path
 from .listen import VisitCost, played
 
 MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
-REMOVED = ("anchor_matches", "brpo", "rankbuffer_batch", "rankbuffer_looks")  # commit e122f1a is the last with them
-ROUNDING = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
+# Commit e122f1a is the last with them.
+REMOVED_METHODS = ("anchor_matches", "brpo", "rankbuffer_batch", "rankbuffer_looks")
+REWARD_TOLERANCE = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class GroupScore:
 
     def __post_init__(self) -> None:
         for i, reward in enumerate(self.rewards):
-            if reward is not None and not abs(reward) <= 1 + ROUNDING:  # so written, it refuses NaN too
+            if reward is not None and not abs(reward) <= 1 + REWARD_TOLERANCE:  # so written, it refuses NaN too
                 raise ValueError(
                     f"the reward method gave rollout {i} the reward {reward}, which is not in [-1, 1]: return None for"
                     " a rollout without a reward, and scale the others"
@@ -212,7 +213,7 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
 
 def find_method(name: str) -> type[Any]:
     """Return the dataclass that a recipe's `method` names."""
-    if name in REMOVED:
+    if name in REMOVED_METHODS:
         raise SettingsError(
             f"the reward method {name!r} was removed, since two lists train as well with fewer judge tokens: set"
             " `method` to listwise, or go on with commit e122f1a, the last one that has it"

@@ -54,7 +54,7 @@ def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> 
     for message in messages:
         if not from_policy(message):
             result = content_text(message.get("content"))
-            yield f"[result of {one_line(message.get('name'))}]"
+            yield f"[result of {json_line(message.get('name'))}]"
             yield quote(result[:limit])
             if len(result) > limit:
                 yield f"[{len(result) - limit:,} more characters are left out]"
@@ -66,7 +66,7 @@ def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> 
         yield from (LIKE_OURS.sub(r"\\", visible(line)) for line in reply.splitlines())
         for call in calls:
             function = call.get("function") or call
-            yield f"[call of {one_line(function.get('name'))} with {one_line(function.get('arguments'))}]"
+            yield f"[call of {json_line(function.get('name'))} with {json_line(function.get('arguments'))}]"
 
 
 def content_text(content: Any) -> str:
@@ -77,7 +77,7 @@ def content_text(content: Any) -> str:
     return "\n".join(str(part.get("text", f"({part.get('type')})")) for part in parts)
 
 
-def one_line(value: Any) -> str:
+def json_line(value: Any) -> str:
     """Return a value as JSON in one line. The names and arguments of calls are written by the policy."""
     written = json.dumps(value, ensure_ascii=False, default=str)
     return " ".join(map(visible, written.splitlines()))

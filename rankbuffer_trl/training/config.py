@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from ..errors import SettingsError
 from ..judge import Judge
-from ..judge.config import BudgetConfig, JudgeConfig, read_judge, read_object
+from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
 from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
@@ -223,7 +223,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
         for key in OBJECTS:
-            setattr(self, key, read_object(key, getattr(self, key)))
+            setattr(self, key, parse_object(key, getattr(self, key)))
         if isinstance((self.model_init_kwargs or {}).get("token"), str):  # files hold settings
             raise SettingsError("model_init_kwargs has a token: run `hf auth login`, or export it in HF_TOKEN")
         self._check_timeouts()
@@ -310,8 +310,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             )
         if self.remove_unused_columns:
             raise SettingsError("remove_unused_columns takes away query_id, which finds the rubrics: leave it out")
-        self.method_args = read_object("method_args", self.method_args)
-        self.reader = read_object("reader", self.reader)
+        self.method_args = parse_object("method_args", self.method_args)
+        self.reader = parse_object("reader", self.reader)
         self.reader_config()
         self.reward_method()
         for key, names in CHOICES.items():
@@ -452,7 +452,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             [`SettingsError`]: if `reader` has a setting that a judge has not, a wrong one, or one that has no effect,
             or if it is the judge.
         """
-        settings = read_object("reader", self.reader)
+        settings = parse_object("reader", self.reader)
         if settings is None:
             return None
         if unused := next((key for key in settings if key.endswith(("_price", "_max_failures"))), None):
@@ -473,7 +473,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         Raises:
             `ValueError`: if there is no such method or argument.
         """
-        return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)
+        return load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
 
 
 def check_backends(names: Iterable[str]) -> None:

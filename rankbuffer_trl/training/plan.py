@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from ..data.queries import QueryTable
 from ..exact.checkpoint import Checkpoints
-from ..rewards.functions import check_arguments, load_functions
+from ..rewards.functions import check_function_arguments, load_functions
 from ..rewards.method import RewardMethod
 from ..store.places import SAVED
 from .batches import Batches
@@ -70,10 +70,10 @@ class RunPlan:
 
         queries = table(train_dataset)
         functions, weights = load_functions(args.reward_functions)
-        check_arguments(functions, queries.prompts.column_names)
+        check_function_arguments(functions, queries.prompts.column_names)
         eval_queries = None if eval_dataset is None else table(eval_dataset)
         if eval_queries is not None:
-            check_arguments(functions, eval_queries.prompts.column_names, "the data set to evaluate on")
+            check_function_arguments(functions, eval_queries.prompts.column_names, "the data set to evaluate on")
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
         return cls(
             args,

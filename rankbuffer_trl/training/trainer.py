@@ -21,7 +21,7 @@ from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..exact.trainer import ResumableTrainer
-from ..informs.card import PAPER, CardFacts, write_card
+from ..informs.card import PAPER, CardFacts, write_model_card
 from ..informs.export import write_table
 from ..informs.informing import informing
 from ..informs.steplog import StepLog
@@ -252,14 +252,14 @@ class RankBufferTrainer(ResumableTrainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
     ) -> None:
-        """Write the model card into `output_dir`, as [`write_card`] does. `_prepare_push` does it during training."""
+        """Write the model card into `output_dir`, as [`write_model_card`] does. Training has `_prepare_push`."""
         if self.is_world_process_zero() and not self.is_in_train:
             self._write_card(dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags or [])
 
     @informing("the model card")
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
         facts = CardFacts.of(self, dataset_name, tags)
-        write_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)
+        write_model_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)
 
     def close(self) -> None:
         """Close the store and the connections to judge and rollout server."""

@@ -24,7 +24,7 @@ from evaluation.engines import TransformersEngine, base_of
 from evaluation.files import write_json
 from evaluation.generate import check_label, label_path
 from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.script import cost_line, run
+from rankbuffer_tools.jobs.script import cost_line, run_script
 from rankbuffer_tools.rejudge.duel import check_failures, points_of, share_of
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
@@ -187,4 +187,4 @@ def main(config: CompareConfig) -> int:
 
 
 if __name__ == "__main__":
-    run(CompareConfig, main)
+    run_script(CompareConfig, main)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from rankbuffer_trl.judge import RubricJudge, TransportError, Usage
 from rankbuffer_trl.judge.ledger import Reply, Tally
-from rankbuffer_trl.testing import SHOWN, ScriptedClient, quality, truth, unguarded
+from rankbuffer_trl.testing import RESPONSE_LINES, ScriptedClient, quality, truth, unguarded
 
 GOOD = '{"position": 1}'
 
@@ -229,7 +229,7 @@ def opinion(prompt: str, bias: float, slope: float = 0.01) -> tuple[str, dict]:
             The log odds that a point of quality is worth, of one response over the other or of each score over the
             next lower one.
     """
-    shown = [quality(text) for text in SHOWN.findall(unguarded(prompt))]
+    shown = [quality(text) for text in RESPONSE_LINES.findall(unguarded(prompt))]
     if '"winner"' in prompt:
         first, second = shown
         key, before, after, weights = "winner", '": "', '"}', {"A": bias + slope * (first - second), "B": 0.0}

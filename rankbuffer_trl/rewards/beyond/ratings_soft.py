@@ -11,7 +11,7 @@ from ...groups import RolloutGroup
 from ...judge import Question, Reading, pointwise_question
 from ..pointwise import Pointwise
 
-MOST = 9
+RATING_MAX = 9
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class RatingsSoft(Pointwise):
 
     def reward(self, verdict: Reading) -> float:
         """See [`Pointwise`]."""
-        return 2 * verdict.mean / MOST - 1
+        return 2 * verdict.mean / RATING_MAX - 1
 
     def questions(self, group: RolloutGroup) -> list[Question]:
         """See [`Pointwise`]."""
-        return [replace(pointwise_question(group.query, r.text, most=MOST), soft=True) for r in group.answered]
+        return [replace(pointwise_question(group.query, r.text, most=RATING_MAX), soft=True) for r in group.answered]
 
 
 METHOD = RatingsSoft
