@@ -110,8 +110,8 @@ wheel: $(VENV)/installed-dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(WHEEL_PIP) --requirement requirements.txt dist/*.whl
-	mkdir -p runs/wheel/recipes && cp -r recipes/quickstart runs/wheel/recipes
-	cd runs/wheel && DS_ACCELERATOR=cpu $(abspath $(WHEEL_VENV))/bin/python recipes/quickstart/run.py --seed $(SEED)
+	mkdir -p runs/wheel
+	cd runs/wheel && DS_ACCELERATOR=cpu $(abspath $(WHEEL_VENV))/bin/rankbuffer-train
 
 test-experiments: $(VENV)/installed-dev
 	DS_ACCELERATOR=cpu $(PYTEST) experiments $(PARALLEL)

@@ -223,8 +223,15 @@ def test_help_begins_with_our_keys_and_shows_all_on_request(capsys):
 # What a new reader types first
 
 
-def test_nothing_but_the_name_of_the_command_says_which_recipe_to_name(capsys):
-    for words in ([], ["--dry_run", "--output_dir", "out"]):
+def test_a_launch_for_several_processes_without_a_recipe_says_which_one_to_name(capsys, monkeypatch):
+    for words, name, value in (
+        ([], "WORLD_SIZE", "8"),
+        ([], "ACCELERATE_USE_DEEPSPEED", "true"),
+        (["--dry_run", "--output_dir", "out"], "WORLD_SIZE", "1"),
+    ):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
+        monkeypatch.setenv(name, value)
         with pytest.raises(SystemExit) as left:
             command.main(words)
         assert "no recipe is named" in left.value.code and "\n" not in left.value.code, words

@@ -112,11 +112,18 @@ def test_the_quickstart_counts_each_step_to_its_epoch(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_to_its_end(tmp_path):
+def test_the_program_without_a_word_runs_the_quickstart_to_its_end(tmp_path):
     import policy
 
-    words = ("--output_dir", tmp_path, "--warm_start_steps", 15, "--max_steps", 6)
-    said = run_program(QUICKSTART / "run.py", *words, timeout=300)
+    script = tmp_path / "train.py"  # as from a wheel: nothing of a checkout is beside it
+    words = ("--output_dir", str(tmp_path), "--warm_start_steps", "15", "--max_steps", "6")
+    script.write_text(
+        "from rankbuffer_tools.train import command\n"
+        f"command.quickstart = lambda whole=command.quickstart: whole(*{words})\ncommand.main([])\n"
+    )
+    said = run_program(script, timeout=300)
+    first, last = said.strip().splitlines()[0], said.strip().splitlines()[-1]
+    assert "no recipe is named" in first and f"launch {script} --config beyond/listwise_two.yaml" in last
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["before"].keys() == summary["after"].keys() == {"rubric score", "grade", "overlap", "real words"}
     assert summary["judge"]["calls"] > 6 * 96 and summary["judge"]["failures"] == 0

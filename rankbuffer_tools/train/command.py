@@ -6,6 +6,8 @@
 Every key of the recipe can also be given on the command line, which takes precedence. LoRA and quantisation are TRL's
 own flags (`--use_peft`, `--load_in_4bit`).
 
+With nothing else, `rankbuffer-train` trains the quickstart: a tiny policy, on the CPU.
+
 `--dry_run --num_processes 8` prints the plan of a run of eight processes with an estimate of its cost, and refuses
 settings that cannot work. It needs no GPU, no judge and no policy. Without the data set it prints the plan alone, says
 how to make the set, and fails. `--preflight_only` does the same with the judge: it
@@ -16,6 +18,7 @@ in `output_dir`.
 import json
 import os
 import re
+import runpy
 import shlex
 import sys
 import time
@@ -44,6 +47,7 @@ from rankbuffer_trl.training.state import differences, identity
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
 from ..data.tokens import load_tokenizer
+from ..paper import RECIPES
 from .ending import FAILED, exit_code, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
@@ -295,6 +299,33 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
             trainer.close()
 
 
+def launched_for_more() -> bool:
+    """Return whether a launcher started several processes, or DeepSpeed: then a recipe was forgotten."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" or "ACCELERATE_USE_DEEPSPEED" in os.environ
+
+
+def quickstart(*words: str) -> None:
+    """Train a tiny policy under the embedded judge, and show what it learned: the program without any word.
+
+    Raises:
+        [`SettingsError`]: if what draws the result is not installed.
+    """
+    path, typed = RECIPES / "quickstart" / "run.py", sys.argv
+    program = f"accelerate launch {typed[0]}" if typed[0].endswith(".py") else "rankbuffer-train"
+    print("[quickstart] no recipe is named: a tiny policy learns by ranks on this CPU, in three minutes", flush=True)
+    sys.argv = [str(path), *words]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"the quickstart needs {error.name}: pip install 'rankbuffer-trl[tools]'") from error
+    finally:
+        sys.argv = typed
+    print(
+        f"[quickstart] your policy, your prompts, your judge: {program} --config beyond/listwise_two.yaml"
+        " --model_name_or_path NAME --dataset_name data/my_prompts.jsonl --judge_url URL --judge_model NAME"
+    )
+
+
 def say(topic: str, lines: Sequence[str]) -> None:
     """Print lines, each with its topic, on the main process."""
     on_main_process(lambda: print(*(f"[{topic}] {line}" for line in lines), sep="\n", flush=True))
@@ -321,7 +352,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # a letter that the locale has not must not end a run that is paid for
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        run(*RecipeParser().parse_args_and_config(argv))
+        if not (sys.argv[1:] if argv is None else argv) and not launched_for_more():
+            quickstart()
+        else:
+            run(*RecipeParser().parse_args_and_config(argv))
     except MainProcessError as error:  # the main process has the cause in its log, which may be on another machine
         sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: {error}")
     except RankBufferError as error:  # not OSError: after hours of training, its traceback is worth more than one line

@@ -166,7 +166,7 @@ class RecipeParser(TrlParser):
         if "--help_all" in words:
             print(super().format_help())
             self.exit()
-        if self._trains and name is None and not words:  # else the first message is about a GPU that may be missing
+        if self._trains and name is None and not words:  # else the first message is about a GPU
             raise SettingsError(NO_DATA)
         if name is not None:
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}

@@ -1,6 +1,6 @@
 """The quickstart: train a tiny policy with RankBuffer on the CPU, end to end, and show the result.
 
-    python recipes/quickstart/run.py            # or: make quickstart
+    python recipes/quickstart/run.py            # or: make quickstart, or rankbuffer-train without any word
 
 1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
 2. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks and none of the measures.
@@ -117,7 +117,8 @@ def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str
 
 def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
     """Run the parts of `recipes/train_rankbuffer.py` in this process. Return the settings that it used."""
-    command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
+    command = ["--config", str(HERE / "quickstart.yaml"), "--dataset_name", str(policy.DATA)]
+    command += ["--model_name_or_path", str(model_path)]
     arguments = RecipeParser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
     script_args, training_args, model_args = arguments
     trainer = build_trainer(script_args, model_args, make_plan(script_args, training_args))
