@@ -5,8 +5,9 @@
         --judge_url http://127.0.0.1:8001/v1 --judge_model Qwen/Qwen3-30B-A3B-Instruct-2507
 
 The sampler may be any OpenAI-compatible endpoint: the policy itself, served by `vllm serve`, or a better model. The
-judge then ranks each query's responses once. After a kill, run the same command again: it asks only what has no answer
-yet. Failed queries are listed, and the exit code is then 1. Queries that have responses keep them.
+judge then puts each query's responses in order: by the means of scores under its token probabilities, or by one list
+if its server gives none. After a kill, run the same command again: it asks only what has no answer yet. Failed queries
+are listed, and the exit code is then 1. Queries that have responses keep them.
 
 With `--audit_queries 50 --responses 8`, the responses are samples for `rankbuffer-audit`. They come from 50 queries,
 also from those that have responses, and no judge orders them.
@@ -16,16 +17,23 @@ import asyncio
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from rankbuffer_tools.data.responses import cut_thoughts, order_question, sample_chats
-from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.data.responses import (
+    cut_thoughts,
+    order_by_scores,
+    order_question,
+    sample_chats,
+    score_questions,
+)
+from rankbuffer_tools.jobs.ask import Answers, ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
 from rankbuffer_tools.jobs.reach import check_judge
 from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge import Call, Judge, JudgeError
 from rankbuffer_trl.judge.config import VerdictConfig, parse_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.servers import Servers
@@ -75,6 +83,10 @@ class ResponsesConfig(VerdictConfig):
             Tokens that a response may have (paper: 4,096 for the policy).
         seed (`int`, *optional*, defaults to `42`):
             Seed of the samples.
+        order_by (`"scores"` or `"list"`, *optional*):
+            What orders the responses to a query: the mean of a score from 0 to 9 under the judge's token
+            probabilities, one question a response, or one list of all of them, the question of the paper's bootstrap.
+            Default: scores if the server gives probabilities, because a list can mean nothing where the scores do.
         audit_queries (`int`, *optional*):
             Number of queries, drawn at random, to sample for `rankbuffer-audit`. Their responses replace those of the
             data set and stay in the order of sampling. No judge is asked.
@@ -95,6 +107,7 @@ class ResponsesConfig(VerdictConfig):
     top_p: float = 0.95
     max_tokens: int = 4096
     seed: int = 42
+    order_by: Literal["scores", "list"] | None = None
     audit_queries: int | None = None
 
     def __post_init__(self):
@@ -144,13 +157,13 @@ def main(config: ResponsesConfig) -> int:
         check_judge(config.judge())  # before samples are paid for
     texts, failures, sampled = sample(config, todo)
 
-    questions = {id: order_question(Query.from_row(todo[id]), responses) for id, responses in texts.items()}
-    orders = asyncio.run(ask_many(config.judge(), questions, beside(path, "orders.jsonl"), "ranking responses"))
-    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config.endpoint, orders.totals)}")
-    failures |= {query_id: f"no order of its responses: {cause}" for query_id, cause in orders.failures.items()}
-    for query_id, order in orders.values.items():
-        todo[query_id]["responses"] = [texts[query_id][i] for i in order]
-        todo[query_id]["models"] = [config.sampler_model] * len(order)
+    how, order, orders = put_in_order(config, [Query.from_row(todo[id]) for id in texts], texts)
+    print(f"order of {len(order):,} queries' responses by {how}: {cost_line(config.endpoint, orders.totals)}")
+    causes = {name.rpartition("/score ")[0] or name: cause for name, cause in orders.failures.items()}
+    failures |= {id: f"no order of its responses: {causes[id]}" for id in texts if id not in order}
+    for query_id, indices in order.items():
+        todo[query_id]["responses"] = [texts[query_id][i] for i in indices]
+        todo[query_id]["models"] = [config.sampler_model] * len(indices)
 
     finished = [row for row in rows if row["query_id"] not in failures]
     step = {
@@ -158,11 +171,42 @@ def main(config: ResponsesConfig) -> int:
         "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
         "ranked_by": config.judge_client or config.judge_model or "embedded rubric judge",
+        "ranking": how,
         "ranking_request": config.endpoint.request or None,
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }
     return finish(path, finished, failures, [*read_provenance(config.dataset_name), step | sampled])
+
+
+def put_in_order(
+    config: ResponsesConfig, queries: list[Query], texts: dict[str, list[str]]
+) -> tuple[str, dict[str, list[int]], Answers]:
+    """Ask the judge for the order of each query's responses.
+
+    Returns:
+        `tuple[str, dict[str, list[int]], Answers]`: `scores` or `list`, the indices of the responses from worst to
+        best by query, and the answers.
+
+    Raises:
+        [`JudgeError`]: if scores were asked for, and the judge's server gives no probabilities.
+    """
+    log = beside(check_output(config.output_file), "orders.jsonl")
+    scores = {name: each for q in queries for name, each in score_questions(q, texts[q.id]).items()}
+    failed: list[Call] = []
+    if scores and config.order_by != "list":
+        first = dict([next(iter(scores.items()))])
+        tried = asyncio.run(ask_many(config.judge(), first, log, "asking for probabilities"))
+        if tried.values:
+            answers = asyncio.run(ask_many(config.judge(), scores, log, "scoring responses"))
+            return "scores", order_by_scores(texts, answers.values), answers
+        (cause,), failed = tried.failures.values(), [*tried.asked.values()]
+        if config.order_by:
+            raise JudgeError(f"order_by: scores needs token probabilities: {cause}", passing=False)
+        print(f"one list orders the responses to a query, because the judge gives no probabilities: {cause}")
+    lists = {query.id: order_question(query, texts[query.id]) for query in queries}
+    answers = asyncio.run(ask_many(config.judge(), lists, log, "ranking responses"))
+    return "list", answers.values, replace(answers, calls=[*answers.calls, *failed])
 
 
 def sample_for_audit(config: ResponsesConfig, path: Path, rows: list[dict]) -> int:

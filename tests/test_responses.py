@@ -1,6 +1,7 @@
 """Responses for queries of one's own: sampled, ranked once, resumed; failures listed."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> i
         config = generate_responses.ResponsesConfig(
             **{"dataset_name": source, "output_file": str(tmp_path / "out.jsonl")}
             | {"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
-            | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0}
+            | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0, "order_by": "list"}
             | kwargs,
         )
         return generate_responses.main(config)
@@ -71,12 +72,41 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
     assert step["ranking_cost"]["calls"] == 3 and step["queries_failed"] == 0
     printed = capsys.readouterr().out
-    assert "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses: 3 requests" in printed
+    assert (
+        "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses by list: 3 requests" in printed
+    )
 
     assert all((tmp_path / f"out.jsonl.{what}.jsonl").is_file() for what in ("samples", "orders"))
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
+
+
+def test_scores_under_probabilities_order_responses_and_a_list_does_where_there_are_none(tmp_path, capsys):
+    def scored(messages, how_often):
+        """A judge whose greedy score is 5 for all, with more probability on 9 for a higher number."""
+        number = int(re.findall(r"^> answer (\d+)$", messages[0]["content"], re.MULTILINE)[-1])
+        listed = {"5": 0.9 - number / 10, "9": 0.1 + number / 10}
+        top = [{"token": token, "logprob": math.log(chance)} for token, chance in listed.items()]
+        tokens = [{"token": token, "logprob": 0.0, "top_logprobs": []} for token in ('{"score": ', "5", "}")]
+        tokens[1] |= {"logprob": top[0]["logprob"], "top_logprobs": top}
+        choice = {"message": {"content": '{"score": 5}'}, "finish_reason": "stop", "logprobs": {"content": tokens}}
+        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
+
+    source, judge = own_queries(tmp_path, 2), Model(scored)
+    assert generate(source, tmp_path, Model(numbered), judge, order_by=None) == 0
+    rows, step = made(tmp_path)
+    assert [row["responses"] for row in rows] == [[f"answer {i}" for i in range(7)]] * 2
+    assert step["ranking"] == "scores" and len(judge.bodies) == 14, "one question a response, the trial among them"
+    blind = Model(by_number)
+    for log in tmp_path.glob("out.jsonl.orders.jsonl"):
+        log.unlink()
+    assert generate(source, tmp_path, Model(numbered), blind, order_by=None) == 0
+    step = made(tmp_path)[1]
+    assert (step["ranking"], step["ranking_cost"]["attempts"]) == ("list", 5), "three for the trial"
+    assert "one list orders the responses to a query, because the judge gives no probab" in capsys.readouterr().out
+    with pytest.raises(JudgeError, match="order_by: scores needs token probabilities: malformed"):
+        generate(source, tmp_path, Model(numbered), blind, order_by="scores")
 
 
 def test_order_question_takes_a_querys_own_rubrics():

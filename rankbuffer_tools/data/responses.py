@@ -1,8 +1,9 @@
-"""Make responses for queries that have none: sample them from a server, then order them by one judgment.
+"""Make responses for queries that have none: sample them from a server, then let the judge order them.
 
 The paper does not need this: Nectar has ranked responses, and the paper's bootstrap ranks rollouts in training. Here
-the bootstrap's question ranks a query's responses, so their order is that of the anchors of a bootstrap. Rubrics are
-usually written from these responses. A query without rubrics is therefore judged by the generic ones.
+the mean scores under the judge's token probabilities order a query's responses, or else one list, the question of the
+bootstrap. Under a judge whose greedy verdicts are no better than chance, the list is such a verdict and the scores are
+not. Rubrics are usually written from these responses. A query without rubrics is therefore judged by the generic ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import GENERIC, text_fault
 from rankbuffer_trl.groups import Messages, Query, Rollout
-from rankbuffer_trl.judge import Question, VerdictError, ranking_question
+from rankbuffer_trl.judge import Question, Reading, VerdictError, pointwise_question, ranking_question
 from rankbuffer_trl.judge.thoughts import answer_of
+from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 
 from ..jobs.chat import Chat
 
@@ -86,3 +88,20 @@ def order_question(query: Query, texts: Sequence[str]) -> Question:
     """
     rollouts = [Rollout(i, text) for i, text in enumerate(texts)]
     return ranking_question(replace(query, rubrics=query.rubrics or GENERIC), rollouts, kind="bootstrap")
+
+
+def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
+    """Ask for the score of each response by name, with probabilities: the question of `ratings_soft`."""
+    asked = replace(query, rubrics=query.rubrics or GENERIC)
+    return {
+        f"{query.id}/score {i}": replace(pointwise_question(asked, text, most=RATING_MAX), soft=True)
+        for i, text in enumerate(texts)
+    }
+
+
+def order_by_scores(texts: Mapping[str, Sequence[str]], readings: Mapping[str, Reading]) -> dict[str, list[int]]:
+    """Return the indices of each query's responses from the lowest mean score to the highest, where all are known."""
+    means = {name: reading.mean for name, reading in readings.items()}
+    names = {query_id: [f"{query_id}/score {i}" for i in range(len(of))] for query_id, of in texts.items()}
+    known = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
+    return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in known.items()}

@@ -47,7 +47,7 @@ from rankbuffer_trl.training.state import differences, identity
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
 from ..data.tokens import load_tokenizer
-from ..paper import RECIPES
+from ..paper import RECIPE_FOLDER
 from .ending import FAILED, exit_code, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
@@ -310,7 +310,7 @@ def quickstart(*words: str) -> None:
     Raises:
         [`SettingsError`]: if what draws the result is not installed.
     """
-    path, typed = RECIPES / "quickstart" / "run.py", sys.argv
+    path, typed = RECIPE_FOLDER / "quickstart" / "run.py", sys.argv
     program = f"accelerate launch {typed[0]}" if typed[0].endswith(".py") else "rankbuffer-train"
     print("[quickstart] no recipe is named: a tiny policy learns by ranks on this CPU, in three minutes", flush=True)
     sys.argv = [str(path), *words]
