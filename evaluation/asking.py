@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankbuffer_tools.jobs.ask import PILOT, AnswerLog, Answers, ask_many
+from rankbuffer_tools.jobs.ask import PILOT, AnswerLog, Answers, ask_many, failures_text
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import FailureLimit
-
-from .benchmark import shortened
 
 FAILED_CALLS = "failed_calls.jsonl"
 """Beside the log of answers: what the judgments cost that failed, those of earlier runs included."""
@@ -80,8 +78,3 @@ def need_judge(settings: FailureLimit) -> str:
             " its judge_model. evaluation/README.md has the commands for the paper's"
         )
     return settings.judge_model
-
-
-def failures_text(failures: Mapping[str, str]) -> str:
-    """Name the chats that failed, and the last cause."""
-    return f"Failed: {shortened(list(failures))}. Last cause: {list(failures.values())[-1]}"

@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from rankbuffer_tools.jobs.ask import shortened
+from rankbuffer_tools.jobs.sampling import Prompt
 from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
@@ -26,13 +28,6 @@ AROUND = "text_around"
 """The key that marks a verdict whose answer had text around its object."""
 
 THINKING = ("<think>", "</think>")
-
-
-class Prompt(NamedTuple):
-    """A chat to answer. The id is unique in its benchmark and the same in every run."""
-
-    id: str
-    messages: list[dict[str, str]]
 
 
 class OutputError(RankBufferError, ValueError):
@@ -167,11 +162,6 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
         if keys:
             raise OutputError(f"{where}: {len(keys)} of {len(expected)} rows {fault}: {shortened(keys)}")
     return {key: outputs[key] for key in expected}
-
-
-def shortened(keys: Sequence[str], most: int = 5) -> str:
-    """Return the first ids of many for a message."""
-    return ", ".join(map(str, keys[:most])) + (", ..." if len(keys) > most else "")
 
 
 def without_markers(text: str) -> str:

@@ -1,18 +1,17 @@
 """Generate the responses of models to the benchmarks' prompts, in each benchmark's official output format."""
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.files import fingerprint
+from rankbuffer_tools.jobs.engines import Engine, VllmEngine, base_of, engine, load_tokenizer, weights_of
 from rankbuffer_trl.judge.thoughts import BEGINS, answer_of
 from rankbuffer_trl.rewards.format import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
-from .engines import Engine, TransformersEngine, VllmEngine, base_of, load_tokenizer, vllm_server
 from .files import read_json, write_json
 
 GENERATION = "generation.json"
@@ -24,16 +23,13 @@ TAGGED = re.compile(
 )
 """A text that begins with a tag and closes it later. Without special tokens, Harmony's channels are words."""
 
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
-TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # no engine reads these
-
 
 def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> None:
     """Generate the outputs that are missing. Check all others, whoever made them.
 
     Raises:
-        [`OutputError`]: if outputs cannot be judged, or prompts have no response.
-        [`EngineError`]: if a model cannot be loaded or served.
+        [`OutputError`]: if outputs cannot be judged.
+        [`EngineError`]: if a model cannot be loaded or served, or prompts have no response.
         [`JudgeError`]: if the model's server cannot be reached or its context is too small.
     """
     todo = []
@@ -50,7 +46,9 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
             todo.append((label, model, adapter_of, opened, missing))
         write_json(label_path(config, label), weights)  # after the model was found: a typo must not take the label
     for label, model, adapter_of, opened, missing in todo:
-        with engine(config, label, model, adapter_of) as responder:
+        log = Path(config.output_dir) / label / "vllm.log"
+        running = config.engine_url and VllmEngine(config.engine_url, config.engine_model or model, model, config)
+        with nullcontext(running) if running else engine(config, label, model, adapter_of, log) as responder:
             for benchmark in missing:
                 folder = config.folder(label, benchmark.name)
                 respond(responder, benchmark, folder, label, opened, config.format_check)
@@ -107,8 +105,7 @@ def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, A
         [`OutputError`]: if the label has outputs of another model, or its record is damaged.
     """
     path = label_path(config, label)
-    weights = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING)
-    mine = {"model": model, "weights": {file.name: [file.stat().st_mtime_ns, *fingerprint(file)] for file in weights}}
+    mine = {"model": model, "weights": weights_of(model)}
     theirs = read_json(path) if path.exists() else mine
     if not (isinstance(theirs, dict) and isinstance(theirs.get("model"), str)):
         raise OutputError(
@@ -158,20 +155,6 @@ def refuse_tags(answers: Mapping[str, str], what: str, check: str | None) -> Non
             " that is thinking, the judge must not see it: set format_check to a regular expression with a group"
             " (?P<answer>...), and take outputs from elsewhere without it. Else set format_check: none"
         )
-
-
-@contextmanager
-def engine(config: EvaluationConfig, label: str, model: str, adapter_of: str | None) -> Iterator[Engine]:
-    """Open the engine that generates for one model."""
-    if config.engine == "transformers":
-        yield TransformersEngine(model, adapter_of, config)
-    elif config.engine_url:
-        yield VllmEngine(config.engine_url, config.engine_model or model, model, config)
-    else:
-        log = Path(config.output_dir) / label / "vllm.log"
-        program, arguments = config.engine_command.split(), config.engine_arguments
-        with vllm_server(program, arguments, label, model, adapter_of, log) as url:
-            yield VllmEngine(url, label, model, config)
 
 
 def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """The paper's benchmarks, each in its own folder, and those of one's own, by dotted path."""
 
-import re
 from inspect import isclass
 from typing import Any
 
+from rankbuffer_tools.jobs.sampling import LABEL
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.settings import load_path
 
@@ -20,7 +20,6 @@ ROOMS: dict[str, Any] = {
     "writingbench": WritingBench,
 }
 """The class of each benchmark of the paper, by the name that settings, folders and results use."""
-LABEL = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of a model or a benchmark, for which a folder is named
 MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
 
 

@@ -19,9 +19,9 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
-from evaluation.engines import EngineError, TransformersEngine, VllmEngine, base_of, vllm_server
-from evaluation.generate import answer_in, engine, has_outputs, opens_thinking, read_answers
+from evaluation.generate import answer_in, has_outputs, opens_thinking, read_answers
 from rankbuffer_tools.jobs.ask import AnswerLog
+from rankbuffer_tools.jobs.engines import EngineError, TransformersEngine, VllmEngine, base_of, engine, vllm_server
 from rankbuffer_trl.judge import JudgeError
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
@@ -89,7 +89,9 @@ def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_polic
         with pytest.raises(EngineError, match=f"there is no folder {missing}"):
             base_of(missing)
     settings = config(tiny_policy, temperature=0.0)
-    with engine(settings, "plain", tiny_policy, None) as plain, engine(settings, "lora", path, tiny_policy) as lora:
+    log = tmp_path / "log"
+    plain, lora = engine(settings, "plain", tiny_policy, None, log), engine(settings, "lora", path, tiny_policy, log)
+    with plain as plain, lora as lora:
         texts = [each.respond(PROMPTS, tmp_path / f"{i}.jsonl", "") for i, each in enumerate((plain, lora))]
     assert texts[0] != texts[1]
 
@@ -148,7 +150,7 @@ def test_vllm_server_does_not_outlive_a_run_that_is_killed(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     code = f"""
 from pathlib import Path
-from evaluation.engines import vllm_server
+from rankbuffer_tools.jobs.engines import vllm_server
 with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!r})):
     print("ready", flush=True)
     input()
@@ -188,7 +190,7 @@ def has_ended(pid: int) -> bool:
 def test_vllm_server_says_why_it_does_not_start(tmp_path):
     for path, fault in (
         (program(tmp_path, "sys.exit('out of memory')"), r"ended with status 1(?s:.*)out of memory"),
-        ("no-such-vllm", r"cannot start 'no-such-vllm'.*engine_url"),
+        ("no-such-vllm", r"cannot start 'no-such-vllm'.*engine: transformers"),
     ):
         with pytest.raises(EngineError, match=fault), vllm_server([path], [], "mine", "m", None, tmp_path / "l" / "l"):
             pass
@@ -199,7 +201,7 @@ def test_vllm_engine_refuses_prompts_without_a_response_and_keeps_the_others(tmp
     server = Loopback(lambda body, text: 400 if broken[0] and "3 eggs" in str(body["messages"]) else text)
     with served(server.app) as url:
         made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm"))
-        with pytest.raises(OutputError, match=r"1 of 5 prompts have no response.*p3.*HTTP 400"):
+        with pytest.raises(EngineError, match=r"1 of 5 prompts have no response.*p3.*HTTP 400"):
             made.respond(PROMPTS, tmp_path / "log.jsonl", "x")
         asked, broken[0] = server.asked.total(), False
         assert len(made.respond(PROMPTS, tmp_path / "log.jsonl", "x")) == 5

@@ -37,10 +37,10 @@ from helpers.servers import served
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
-from evaluation.engines import EngineError
 from evaluation.generate import label_path
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, load_benchmarks, main
+from rankbuffer_tools.jobs.engines import EngineError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 

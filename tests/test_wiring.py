@@ -300,7 +300,8 @@ def shuffled_nectar(at) -> dict:
 
 def evaluation(at, *benchmarks: str) -> dict:
     """The rows of all starts of an evaluation."""
-    at.ends.doors("evaluation", "results.EvaluationReport engines.seed_of")
+    at.ends.door("evaluation.results.EvaluationReport")
+    at.ends.door("rankbuffer_tools.jobs.engines.seed_of")
     rows = needed(assets_dir=str(at.tmp / "assets"), assets_manifest=str(build(at.tmp / "assets")))
     return rows | sent(temperature=0.31, top_p=0.32, top_k=17, chat_template_kwargs={"enable_thinking": False}) | {
         "benchmarks": To([*benchmarks], f"/{benchmarks[0]}/"),
@@ -337,7 +338,9 @@ def evaluation_by_a_server(at) -> dict:
 @starts("evaluation.run", EvaluationConfig)
 def evaluation_by_a_command(at) -> dict:
     at.ends.answer = answer_of_benchmarks
-    at.ends.door("evaluation.generate.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url)))
+    at.ends.door(
+        "rankbuffer_tools.jobs.engines.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url))
+    )
     rows = base(**{name: value_of(row) for name, row in evaluation(at, "writingbench").items()})
     rows |= base(
         judge_url=[at.ends.url], judge_model="mine", models=[f"{n}={at.policy}" for n in ("sampler", "sampler-2")]
@@ -348,7 +351,7 @@ def evaluation_by_a_command(at) -> dict:
 
 @starts("evaluation.run", EvaluationConfig)
 def evaluation_in_this_process(at) -> dict:
-    at.ends.door("evaluation.engines.TransformersEngine._generate")
+    at.ends.door("rankbuffer_tools.jobs.engines.TransformersEngine._generate")
     at.ends.door("transformers.GenerationMixin.generate")
     rows = evaluation(at, "writingbench") | base(models=[f"mine={at.policy}"], limit=3)
     rows |= base(chat_template_kwargs={"enable_thinking": False}) | needed(engine="transformers")

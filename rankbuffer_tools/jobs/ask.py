@@ -345,3 +345,13 @@ def progress() -> "Progress":
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+
+
+def shortened(keys: Sequence[str], most: int = 5) -> str:
+    """Return the first ids of many for a message."""
+    return ", ".join(map(str, keys[:most])) + (", ..." if len(keys) > most else "")
+
+
+def failures_text(failures: Mapping[str, str]) -> str:
+    """Name the chats that failed, and the last cause."""
+    return f"Failed: {shortened(list(failures))}. Last cause: {list(failures.values())[-1]}"

@@ -17,15 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankbuffer_tools.jobs.ask import AnswerLog, ask_many, hash_request, progress
-from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Call, Judge, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
-from .asking import failures_text
-from .benchmark import OutputError, Prompt
-from .config import EvaluationConfig
+from .ask import AnswerLog, ask_many, failures_text, hash_request, progress
+from .chat import Chat
+from .sampling import Prompt, SamplingConfig
 
 ANSWER_SECONDS = 3600.0
 """A response arrives in one piece, after all of its tokens."""
@@ -35,6 +34,8 @@ START_SECONDS = 3600
 
 STOP_SECONDS = 30
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # no engine reads these
 
 
 class EngineError(RankBufferError, RuntimeError):
@@ -57,11 +58,11 @@ class Engine(Protocol):
 
         Raises:
             [`JudgeError`]: if the server cannot be reached or its context is too small.
-            [`OutputError`]: if prompts have no response.
+            [`EngineError`]: if prompts have no response.
         """
 
 
-def request_of(config: EvaluationConfig, prompt: Prompt) -> dict[str, Any]:
+def request_of(config: SamplingConfig, prompt: Prompt) -> dict[str, Any]:
     """Return the sampling of one response as fields of a request to vLLM. Each prompt has a seed of its own."""
     fields: dict[str, Any] = {
         "temperature": config.temperature,
@@ -95,11 +96,11 @@ class VllmEngine:
             The name of the model there.
         model (`str`):
             The model's path or id, for the log: a logged response of another model is not used.
-        config (`EvaluationConfig`):
+        config (`SamplingConfig`):
             Sampling and concurrency.
     """
 
-    def __init__(self, url: str, served: str, model: str, config: EvaluationConfig):
+    def __init__(self, url: str, served: str, model: str, config: SamplingConfig):
         self.url, self.served, self.model, self.config = url, served, model, config
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
@@ -113,7 +114,7 @@ class VllmEngine:
         }
         answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))
         if answers.failures:
-            raise OutputError(
+            raise EngineError(
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
                 f" {failures_text(answers.failures)}. The others are kept; run the same command again"
             )
@@ -130,11 +131,11 @@ class TransformersEngine:
             A checkpoint or an adapter.
         adapter_of (`str`, *optional*):
             The model to which an adapter belongs.
-        config (`EvaluationConfig`):
+        config (`SamplingConfig`):
             Sampling and batch size.
     """
 
-    def __init__(self, model: str, adapter_of: str | None, config: EvaluationConfig):
+    def __init__(self, model: str, adapter_of: str | None, config: SamplingConfig):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -218,6 +219,17 @@ class TransformersEngine:
         return results
 
 
+@contextmanager
+def engine(config: SamplingConfig, label: str, model: str, adapter_of: str | None, log: Path) -> Iterator[Engine]:
+    """Open the engine that generates for one model. `log` is the file of the log of a server that it starts."""
+    if config.engine == "transformers":
+        yield TransformersEngine(model, adapter_of, config)
+    else:
+        program, arguments = config.engine_command.split(), config.engine_arguments
+        with vllm_server(program, arguments, label, model, adapter_of, log) as url:
+            yield VllmEngine(url, label, model, config)
+
+
 def load_tokenizer(model: str, adapter_of: str | None) -> Any:
     """Load the tokenizer of a checkpoint, or of the adapter's model if the adapter has none.
 
@@ -288,8 +300,8 @@ def vllm_server(
             )
         except OSError as error:
             raise EngineError(
-                f"cannot start {command[0]!r}: {error}. Install the extra `vllm`, name a running server with"
-                " engine_url, or set engine: transformers"
+                f"cannot start {command[0]!r}: {error}. Install the extra `vllm`, name a running server, or"
+                " set engine: transformers"
             ) from error
     try:
         await_server(process, port, log)
@@ -376,3 +388,9 @@ def base_of(model: str) -> str | None:
     if find_adapter_config_file(model) is None:
         return None
     return PeftConfig.from_pretrained(model).base_model_name_or_path
+
+
+def weights_of(model: str) -> dict[str, list[int | str]]:
+    """Return what tells the present weights of a folder from others, by file. A repository of the Hub has none."""
+    files = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING)
+    return {file.name: [file.stat().st_mtime_ns, *fingerprint(file)] for file in files}
