@@ -72,7 +72,7 @@ PROGRAMS = {
     ),
     "rankbuffer-rejudge": Program(
         REJUDGE,
-        "rankbuffer_tools.rejudge.command.rejudge",
+        "rankbuffer_tools.compare.command.rejudge",
         {
             REJUDGE + AWAY: GONE,
             "": "run_dir is not set",

@@ -23,11 +23,11 @@ from transformers import AutoTokenizer
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
+from rankbuffer_tools.compare.config import RejudgeConfig
 from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import write_rows
-from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
@@ -181,7 +181,7 @@ def rejudge(at, said: str | None) -> dict:
 
 @starts("rankbuffer-rejudge", RejudgeConfig)
 def duel(at) -> dict:
-    at.ends.doors("rankbuffer_tools.rejudge.command", "draw check_failures")
+    at.ends.doors("rankbuffer_tools.compare.command", "draw check_failures")
     rows = rejudge(at, "")
     return rows | {"duels": To(3, "[price] 3 duels"), "control": 2, "probabilities": To(True, '"n": 6')}
 

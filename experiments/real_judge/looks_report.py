@@ -19,7 +19,7 @@ from experiments.real_judge.answers import BETTER
 from experiments.real_judge.ask import ANSWERS
 from experiments.real_judge.looks import DIGITS, HERE, groups_of_five
 from experiments.real_judge.report import read, table
-from rankbuffer_tools.rejudge.duel import share_of
+from rankbuffer_tools.compare.duel import share_of
 from rankbuffer_trl.judge.probabilities import LEAST
 from rankbuffer_trl.rewards.gdpo import normalise
 

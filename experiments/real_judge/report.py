@@ -14,7 +14,7 @@ from statistics import fmean, median, stdev
 
 from experiments.real_judge.answers import BETTER
 from experiments.real_judge.ask import ANCHORS, INSERTED
-from rankbuffer_tools.rejudge.duel import share_of
+from rankbuffer_tools.compare.duel import share_of
 from rankbuffer_trl.judge import Reading
 
 

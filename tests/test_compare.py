@@ -19,9 +19,9 @@ from helpers.runs import commit, data_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.rejudge import duel
-from rankbuffer_tools.rejudge.command import main
-from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.compare import duel
+from rankbuffer_tools.compare.command import main
+from rankbuffer_tools.compare.config import RejudgeConfig
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_trl.errors import SettingsError
