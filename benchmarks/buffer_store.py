@@ -36,7 +36,7 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.exact.checkpoint import hash_file
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.informs.export import export_buffers
+from rankbuffer_trl.monitoring.buffer_table import export_buffers
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore

@@ -16,9 +16,9 @@ from transformers import TrainerCallback, TrainerControl
 
 from rankbuffer_tools.train.command import last_lines
 from rankbuffer_trl.exact.stop import StopEarly
-from rankbuffer_trl.informs.export import TABLE_FILE
-from rankbuffer_trl.informs.gains import newest_window
-from rankbuffer_trl.informs.informing import informing
+from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
+from rankbuffer_trl.monitoring.non_fatal import non_fatal
+from rankbuffer_trl.monitoring.progress import newest_window
 from rankbuffer_trl.store.places import LIVE_STORE
 
 
@@ -93,7 +93,7 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     found = []
     small = lambda store: found.append(newest_window(store, least=6)) or found[-1]  # noqa: E731
     monkeypatch.setattr("rankbuffer_trl.training.reward_function.newest_window", small)
-    monkeypatch.setattr("rankbuffer_trl.informs.gains.LEAST_QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.monitoring.progress.LEAST_QUERIES", 2)
     evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
     trainer = training(eval_dataset=rows.select([0]), **evaluation)
     trainer.train()
@@ -110,7 +110,7 @@ BROKEN = {
     "training.reward_function.step_metrics": range(1, 99, 2),
     "training.reward_function.probe_metrics": (0,),
     "training.reward_function.placement_columns": (1,),
-    "informs.export.export_buffers": (0,),
+    "monitoring.buffer_table.export_buffers": (0,),
     "training.trainer.write_model_card": (0,),
 }
 
@@ -144,12 +144,12 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
     assert whole[0] == broken[0]
     assert whole[1:] == ([True] * 4, [True, True], [True] * 4)
     assert broken[1:] == ([True, False, True, False], [False, False], [True, False, True, True])
-    warnings = [record.getMessage() for record in caplog.records if record.name.endswith("informing")]
+    warnings = [record.getMessage() for record in caplog.records if record.name.endswith("non_fatal")]
     assert len(warnings) == len(BROKEN)
     assert all("goes on without it: ZeroDivisionError: " in line for line in warnings)
 
 
 def test_informing_lets_an_interrupt_pass():
     for error in (KeyboardInterrupt(), SystemExit(1)):
-        with pytest.raises(type(error)), informing("nothing"):
+        with pytest.raises(type(error)), non_fatal("nothing"):
             raise error

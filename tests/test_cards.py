@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from rankbuffer_tools.data.publish import make_card
 from rankbuffer_tools.jobs.output import beside, read_provenance
 from rankbuffer_trl.data.queries import DataError
-from rankbuffer_trl.informs.cards import Markdown, cell, code, escaped
+from rankbuffer_trl.monitoring.card_template import Markdown, cell, code, escaped
 
 HOSTILE = (
     *(

@@ -25,9 +25,9 @@ from rankbuffer_tools.compare.config import RejudgeConfig
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.informs.card import duel_line
-from rankbuffer_trl.informs.gains import Z, duel_of, visits_by_query
 from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.monitoring.model_card import duel_line
+from rankbuffer_trl.monitoring.progress import Z, duel_of, visits_by_query
 from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth

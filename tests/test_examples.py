@@ -27,11 +27,11 @@ from rankbuffer_trl import (
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
-from rankbuffer_trl.informs.gains import compare
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.monitoring.progress import compare
 from rankbuffer_trl.ranking import rank_rewards
 
 PATH = ROOT / "examples" / "one_group.py"

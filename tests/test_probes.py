@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.informs.probes import probe, probe_metrics, repeated_share, summary
+from rankbuffer_trl.monitoring.probes import probe, probe_metrics, repeated_share, summary
 from rankbuffer_trl.rewards.method import GroupScore
 
 RUBRICS = (Rubric("Says what is needed: a pan, boiling water.", 5), Rubric("Names brands.", -2))

@@ -28,10 +28,10 @@ from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.informs.card import CardFacts, write_model_card
-from rankbuffer_trl.informs.gains import visits_by_query, weigh
-from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Call, Usage
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.monitoring.model_card import CardFacts, write_model_card
+from rankbuffer_trl.monitoring.progress import visits_by_query, weigh
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
@@ -253,7 +253,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
     write_model_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
-    totals, last = run.totals, growth_table(store)[-1]
+    totals, last = run.totals, buffer_size_table(store)[-1]
     for part in (
         "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | \\<b\\>judge # H;",
         "| ``(?P<answer>a\\|`b)``, weight", "2 queries a gen",

@@ -10,9 +10,9 @@ from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.charts import judge_charts
 from rankbuffer_tools.report.report import advantage_lanes
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.informs import probes
-from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Call, Usage
+from rankbuffer_trl.monitoring import probes
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore
 
 
@@ -83,8 +83,8 @@ def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store):
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
-def test_growth_table_is_the_mean_at_the_end_of_each_epoch(run, store):
-    for row in growth_table(store):
+def test_buffer_size_table_is_the_mean_at_the_end_of_each_epoch(run, store):
+    for row in buffer_size_table(store):
         buffers = run.last_buffers(row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:

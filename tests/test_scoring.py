@@ -13,8 +13,8 @@ from helpers.contents import contents
 from helpers.judges import Fake, shuffled
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
-from rankbuffer_trl.informs.metrics import placement_columns, step_metrics
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
+from rankbuffer_trl.monitoring.metrics import placement_columns, step_metrics
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 

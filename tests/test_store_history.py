@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from rankbuffer_tools.report import tables
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
-from rankbuffer_trl.informs import gains
-from rankbuffer_trl.informs.export import export_buffers
 from rankbuffer_trl.judge import Call, Totals, Usage
+from rankbuffer_trl.monitoring import progress
+from rankbuffer_trl.monitoring.buffer_table import export_buffers
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, history
 
@@ -114,7 +114,7 @@ def test_readers_of_numbers_leave_no_lock_behind(run):
 
 
 def test_export_buffers_writes_a_data_set(tmp_path, run, store, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.informs.export.QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.monitoring.buffer_table.QUERIES", 2)
     path = tmp_path / "out" / "buffers.parquet"
     buffers = {id: store.load(id) for id in store.query_ids()}
     assert len(buffers) > 2
@@ -148,7 +148,7 @@ def test_readers_name_the_row_that_is_damaged(tmp_path, run):
     shutil.copyfile(run.path, tmp_path / "copy.sqlite")
     store = BufferStore(tmp_path / "copy.sqlite")
     store.rows("PRAGMA synchronous = OFF")
-    of_groups = (history.groups, gains.placements)
+    of_groups = (history.groups, progress.placements)
     columns = {("groups", name): of_groups for name in ("positions", "tiers", "rewards", "added", "pruned")}
     columns["buffers", "anchors"] = (lambda store, query_id: store.load(query_id), history.buffers)
     for (table, column), readers in columns.items():

@@ -65,10 +65,10 @@ from rankbuffer_tools.report.tables import quality_table
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.informs import gains
-from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.monitoring import progress
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.plan import RunPlan
@@ -226,7 +226,7 @@ class Run:
             )
         samples = sample(trainer.model, trainer.processing_class, queries, self.settings, self.seed)
         store = BufferStore(folder / LIVE_STORE)
-        totals, growth = store.totals(), growth_table(store)
+        totals, growth = store.totals(), buffer_size_table(store)
         spent = history.totals_by(store, "step")
         curve = quality_table(store, true_quality(queries))
         believed = quality_table(store, believed_quality(queries, client)) if weakness else []
@@ -367,7 +367,7 @@ def measure_saturation(store: BufferStore) -> list[float]:
     The list is empty if the method has no buffers, or if the judge does not see the anchors.
     """
     saturated = defaultdict(list)
-    for visit in chain(*gains.visits_by_query(store).values()):
+    for visit in chain(*progress.visits_by_query(store).values()):
         if visit.above and visit.placed:  # a pool of anchors has no positions
             highest = list(visit.above.values())[-1]
             saturated[visit.epoch] += [i < highest for i in range(visit.placed)]

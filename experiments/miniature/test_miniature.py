@@ -40,8 +40,8 @@ from experiments.miniature.report import (
 from experiments.simulated_judge import Doubts, JudgeErrors
 from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.informs import gains
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
@@ -477,7 +477,7 @@ def test_progress_follows_the_true_scores_of_a_training(tmp_path):
     mean, deviation = miniature.measure_start(settings)
     miniature.Run("rankbuffer", 0, settings, mean, deviation, str(tmp_path / "run"), keep=True)()
     store = BufferStore(tmp_path / "run" / LIVE_STORE)
-    found = gains.since_last_visit(gains.visits_by_query(store))
+    found = progress.since_last_visit(progress.visits_by_query(store))
     worth = {}  # on the scale of the judge's errors
     for query_id in queries["query_id"]:
         for response in history.responses(store, query_id):

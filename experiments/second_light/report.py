@@ -26,8 +26,8 @@ from experiments.miniature.report import Comparison, Interval, compare
 from experiments.second_light.opinion import OPINION
 from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.informs.probes import tau_b
 from rankbuffer_trl.judge.rubric_judge import meets, score
+from rankbuffer_trl.monitoring.probes import tau_b
 from rankbuffer_trl.words import WORD
 
 ROWS = {

@@ -10,7 +10,7 @@ from statistics import fmean, median, stdev
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from rankbuffer_trl.informs.probes import sign, tau_b
+from rankbuffer_trl.monitoring.probes import sign, tau_b
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 
 from .results import MIN_QUERIES, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result

@@ -34,7 +34,6 @@ from rankbuffer_trl.data.queries import (
 )
 from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.groups import Rollout, RolloutGroup
-from rankbuffer_trl.informs.probes import sign
 from rankbuffer_trl.judge import (
     Call,
     Judge,
@@ -46,6 +45,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
 )
 from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
+from rankbuffer_trl.monitoring.probes import sign
 from rankbuffer_trl.rewards.beyond.looks import balanced, look_questions, mean_places
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 from rankbuffer_trl.rewards.presentation import shuffle

@@ -16,11 +16,11 @@ from typing import Any
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.informs.gains import LEAST_QUERIES, Comparison, Visit, Z, compare
-from rankbuffer_trl.informs.probes import sign
 from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, insertion_question, pairwise_question
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.probabilities import Reading, lead
+from rankbuffer_trl.monitoring.probes import sign
+from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, Comparison, Visit, Z, compare
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow, ResponseRow
 

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.informs import gains
-from rankbuffer_trl.informs.growth import growth_table
+from rankbuffer_trl.monitoring import progress
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.ranking import INSERTION_BINS
 from rankbuffer_trl.store import BufferStore, history
 
@@ -421,10 +421,10 @@ def run_charts(
     `rubrics` tells those of a query.
     """
     charts = []
-    found = gains.visits_by_query(store)
-    progress = gain_table(found)
-    if any(row["probability"] is not None for row in progress):
-        charts.append(gain_chart(progress))
+    found = progress.visits_by_query(store)
+    rows = gain_table(found)
+    if any(row["probability"] is not None for row in rows):
+        charts.append(gain_chart(rows))
     reach = reach_table(found)
     if len({row["epoch"] for row in reach}) > 1:
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
@@ -434,7 +434,7 @@ def run_charts(
     flat = len(means) < 2 or stdev(means) < FLAT
     if not flat:
         charts.append(reward_chart(rewards))
-    if growth := growth_table(store):
+    if growth := buffer_size_table(store):
         compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
     insertions = tables.insertion_table(store)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from rankbuffer_trl.informs.gains import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare, cut
+from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare, cut
 from rankbuffer_trl.store import history
 
 

@@ -14,11 +14,11 @@ from rich.progress import track
 
 from rankbuffer_trl.data.queries import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.informs import gains
-from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import RubricJudge, Totals
 from rankbuffer_trl.judge.ledger import READER
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.monitoring import progress
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import history
 
 from . import tables
@@ -250,9 +250,9 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """
     totals, rewards = history.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
-    found = gains.visits_by_query(run.store)
+    found = progress.visits_by_query(run.store)
     headlines = risen(run, rewards, quality) if quality else {}
-    compared = gains.since_last_visit(found)
+    compared = progress.since_last_visit(found)
     if run.duel:
         first, last = run.duel.epochs
         label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
@@ -260,7 +260,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     elif compared and compared[newest := max(compared)].probability is not None:
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
     best = above_best(found)
-    ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []
+    ends = [progress.percent(share.share) for share in (best[0], best[-1])] if best else []
     if len(set(ends)) > 1:
         label = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
         headlines[label] = " to ".join(ends)
@@ -291,7 +291,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
     """Return what the table of a run says, by label: what was trained, by what, and how far."""
-    rewards, totals, growth = tables.reward_table(run.store), history.totals(run.store), growth_table(run.store)
+    rewards, totals, growth = tables.reward_table(run.store), history.totals(run.store), buffer_size_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
     known, config = run.manifest, run.manifest.get("config", {})
@@ -308,7 +308,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
         "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
         "queries visited": f"{queries:,}",
         "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
-        "preferred to the visit before": unknown_progress(run) if queries >= gains.WINDOW else None,
+        "preferred to the visit before": unknown_progress(run) if queries >= progress.WINDOW else None,
         "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else None,
         "judgments": f"{totals.calls:,}, and {totals.failures:,} that failed",
         "judge tokens": f"{totals.tokens:,}, {totals.tokens / rollouts:,.0f} per response",
@@ -318,7 +318,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
 
 def unknown_progress(run: Run) -> str | None:
     """Say why the newest epoch is not compared with the visits before; `None` if it is."""
-    compared = gains.since_last_visit(gains.visits_by_query(run.store))
+    compared = progress.since_last_visit(progress.visits_by_query(run.store))
     newest = compared[max(compared)] if compared else None
     return str(newest) if newest and newest.probability is None else None
 
@@ -331,8 +331,8 @@ def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | Non
     nothing is chosen for its quality. `None` if no query was visited twice.
     """
     revisited = {
-        id: gains.weigh(each[0], each[-1])
-        for id, each in gains.placements(run.store).items()
+        id: progress.weigh(each[0], each[-1])
+        for id, each in progress.placements(run.store).items()
         if len(each) > 1 and each[0].placed and each[-1].placed
     }
     if not revisited:

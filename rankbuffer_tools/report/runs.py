@@ -9,7 +9,7 @@ from typing import Any, Required, TypedDict
 
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
-from rankbuffer_trl.informs.gains import Duels, duel_of
+from rankbuffer_trl.monitoring.progress import Duels, duel_of
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store

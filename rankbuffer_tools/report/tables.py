@@ -9,9 +9,9 @@ from typing import Any
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.informs.growth import epoch_ends
-from rankbuffer_trl.informs.probes import NAMES, probe, summary
 from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.monitoring.buffer_sizes import epoch_ends
+from rankbuffer_trl.monitoring.probes import NAMES, probe, summary
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow

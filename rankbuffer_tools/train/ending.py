@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.exact.manifest import checkpoints
-from rankbuffer_trl.informs.informing import informing
 from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.monitoring.non_fatal import non_fatal
 from rankbuffer_trl.training.rollouts import RolloutError
 
 FAILED, SERVER_FAILED = 1, 75  # 75 is EX_TEMPFAIL of sysexits.h
@@ -19,7 +19,7 @@ def exit_code(error: RankBufferError) -> int:
     return SERVER_FAILED if isinstance(error, JudgeError | RolloutError) and error.passing else FAILED
 
 
-@informing(STATUS_FILE)
+@non_fatal(STATUS_FILE)
 def tell_launcher(error: RankBufferError, output_dir: str, step: int) -> None:
     """Write the exit code, and how to go on, into the file that the environment variable names.
 

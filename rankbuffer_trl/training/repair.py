@@ -24,8 +24,8 @@ import numpy as np
 
 from ..buffer import AnchorBuffer
 from ..groups import Rollout, RolloutGroup, Rubric
-from ..informs.probes import probe
 from ..judge import Judge
+from ..monitoring.probes import probe
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import history
 from ..store.history import Readable, ReadRow

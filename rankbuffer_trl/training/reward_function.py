@@ -22,11 +22,11 @@ from ..data.queries import DataError, QueryTable, normal_row
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..groups import Messages, Rollout, RolloutGroup
-from ..informs.gains import newest_window
-from ..informs.informing import informing
-from ..informs.metrics import PLACEMENT, placement_columns, step_metrics
-from ..informs.probes import probe_metrics
 from ..judge import Judge
+from ..monitoring.metrics import PLACEMENT, placement_columns, step_metrics
+from ..monitoring.non_fatal import non_fatal
+from ..monitoring.probes import probe_metrics
+from ..monitoring.progress import newest_window
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
@@ -129,15 +129,15 @@ class GroupReward:
             rewards = [reward for score in outcome.scores for reward in score.rewards]
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
-            with informing("the metrics of a step"):
+            with non_fatal("the metrics of a step"):
                 metrics = step_metrics(groups, *outcome, update=training)
-            with informing("the probes of a step"):
+            with non_fatal("the probes of a step"):
                 metrics |= probe_metrics(groups, outcome.scores)
-            with informing("progress/beats_last_visit"):
+            with non_fatal("progress/beats_last_visit"):
                 window = newest_window(self.scorer.store) if training else None
                 if window is not None and window.probability is not None:
                     metrics["progress/beats_last_visit"] = window.probability
-            with informing("where rollouts were placed, in the table of completions,"):
+            with non_fatal("where rollouts were placed, in the table of completions,"):
                 columns = placement_columns(outcome.scores)
             return rewards, metrics, columns
 

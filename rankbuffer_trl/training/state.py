@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..exact.checkpoint import publishable
-from ..informs.card import public
 from ..judge import RubricJudge
+from ..monitoring.model_card import public
 from ..rewards.method import find_method
 from ..settings import changed_arguments, load_path
 from ..store.places import SAVED

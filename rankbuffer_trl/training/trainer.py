@@ -21,12 +21,12 @@ from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..exact.trainer import ResumableTrainer
-from ..informs.card import PAPER, CardFacts, write_model_card
-from ..informs.export import write_table
-from ..informs.informing import informing
-from ..informs.steplog import StepLog
-from ..informs.still import Pull, Stillness
 from ..judge import Judge
+from ..monitoring.buffer_table import write_table
+from ..monitoring.model_card import PAPER, CardFacts, write_model_card
+from ..monitoring.no_gradient import GradientMonitor, Pull
+from ..monitoring.non_fatal import non_fatal
+from ..monitoring.step_log import StepLog
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..rewards.functions import numbered
 from .advantages import scale_by_signal
@@ -148,7 +148,7 @@ class RankBufferTrainer(ResumableTrainer):
             args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
         )
         self._read: list[Answer] = []  # of the last generation
-        self._stillness = Stillness(args.num_generations, args.beta)
+        self._gradient_monitor = GradientMonitor(args.num_generations, args.beta)
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
@@ -188,7 +188,7 @@ class RankBufferTrainer(ResumableTrainer):
             self._look_at(made)
         return made
 
-    @informing("whether rollouts have a gradient")  # a fault here is one of all processes, so none waits for another
+    @non_fatal("whether rollouts have a gradient")  # a fault here is one of all processes, so none waits for another
     def _look_at(self, made: dict[str, Any]) -> None:
         """Warn of generations without a gradient. A collective: every process must call it."""
         mask = made["completion_mask"] * made.get("tool_mask", 1)
@@ -196,7 +196,7 @@ class RankBufferTrainer(ResumableTrainer):
         tokens = [hash(tuple(row)) if row else None for row in counted]
         pulls = gather_object(list(map(Pull, made["advantages"].tolist(), tokens)))
         unscored, empty = (self._metrics["train"][f"rank/{share}"][-1] for share in ("unscored", "empty"))
-        warning = self._stillness.look(pulls, unscored > 0 and unscored + empty > 1 - 1e-4)
+        warning = self._gradient_monitor.check(pulls, unscored > 0 and unscored + empty > 1 - 1e-4)
         if warning and self.accelerator.is_main_process:
             logger.warning(warning)
 
@@ -256,7 +256,7 @@ class RankBufferTrainer(ResumableTrainer):
         if self.is_world_process_zero() and not self.is_in_train:
             self._write_card(dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags or [])
 
-    @informing("the model card")
+    @non_fatal("the model card")
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
         facts = CardFacts.of(self, dataset_name, tags)
         write_model_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)

@@ -30,8 +30,8 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
@@ -152,7 +152,7 @@ def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
 
 def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
-    epochs, costs = growth_table(store), history.totals_by(store, "epoch")
+    epochs, costs = buffer_size_table(store), history.totals_by(store, "epoch")
     epoch_of = {row["step"]: row["epoch"] for row in reward_table(store)}
     sources = [source for source in SOURCES if any(row[source] for row in epochs)]
     columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]
@@ -218,7 +218,7 @@ def main() -> None:
     console.print(epoch_table(store, curve))
     console.print(example_table(queries, measure, responses))
 
-    growth = growth_table(store)
+    growth = buffer_size_table(store)
     save(out / "quality.png", curve_chart("quality", "Quality", "", "rubric score", {"train": curve}).png())
     save(out / "buffers.png", growth_chart(growth).png())
     totals = store.totals()

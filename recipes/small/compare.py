@@ -29,10 +29,10 @@ from rankbuffer_tools.jobs.script import cost_line, run_script
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.informs.probes import repeated_share
 from rankbuffer_trl.judge import JudgeError, Question, Totals, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
 from rankbuffer_trl.judge.probabilities import Reading, lead
+from rankbuffer_trl.monitoring.probes import repeated_share
 from rankbuffer_trl.settings import check_at_least, documented
 
 WIDTH = 56

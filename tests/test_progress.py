@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankbuffer_tools.report.progress import above_best, above_initial, by_window
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.informs.gains import (
+from rankbuffer_trl.monitoring.progress import (
     FLOOR,
     LEAST_QUERIES,
     Comparison,

@@ -9,7 +9,7 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def informing(what: str) -> Iterator[None]:
+def non_fatal(what: str) -> Iterator[None]:
     """Turn a fault of the block, or of the decorated function, into one warning that names `what` and the cause.
 
     Rewards, buffers, budgets and checkpoints do not belong here: without them, a run has to end. Ctrl-C and
@@ -21,7 +21,7 @@ def informing(what: str) -> Iterator[None]:
             What is missing after a fault, in the singular.
 
     Example:
-        >>> with informing("the model card"):
+        >>> with non_fatal("the model card"):
         ...     write_model_card(folder, store, facts)
     """
     try:

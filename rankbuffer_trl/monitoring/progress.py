@@ -106,7 +106,7 @@ def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     Example:
 
     ```python
-    from rankbuffer_trl.informs.gains import Visit, compare
+    from rankbuffer_trl.monitoring.progress import Visit, compare
 
     before = [Visit(f"q{i}", 0, 0, {"a": 3 + i % 2, "b": 1}, placed=8) for i in range(40)]
     after = [Visit(f"q{i}", 1, 1, {"a": 5 + i % 2, "b": 3}, placed=8) for i in range(40)]

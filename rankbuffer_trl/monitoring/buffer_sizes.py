@@ -22,7 +22,7 @@ def epoch_ends(store: BufferStore) -> Iterator[tuple[int, Mapping[str, list[Anch
             yield epoch, newest
 
 
-def growth_table(store: BufferStore) -> list[dict[str, Any]]:
+def buffer_size_table(store: BufferStore) -> list[dict[str, Any]]:
     """Return, by epoch, anchors per query at its end in all and by source (figure "Dynamic buffer evolution", a)."""
     table = []
     for epoch, buffers in epoch_ends(store):

@@ -24,7 +24,7 @@ import pyarrow.parquet
 from ..files import replacing
 from ..store.buffer_store import BufferStore
 from ..store.database import StoreError
-from .informing import informing
+from .non_fatal import non_fatal
 
 TABLE_FILE = "buffers.parquet"
 BUFFER_COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
@@ -35,7 +35,7 @@ TABLE_SCHEMA = pyarrow.schema(
 QUERIES = 1000  # in memory at once
 
 
-@informing(TABLE_FILE)
+@non_fatal(TABLE_FILE)
 def write_table(store: BufferStore, folder: Path) -> None:
     """Write the table of the buffers into a folder, as [`export_buffers`] does."""
     (folder / TABLE_FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one

@@ -60,7 +60,7 @@ def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
     return "equal" if differ or len(sums) == len({group for group, _ in sums}) else "tied"
 
 
-class Stillness:
+class GradientMonitor:
     """The generations in a row without a gradient, and what was said about them.
 
     Args:
@@ -76,8 +76,8 @@ class Stillness:
         self._generations = 0
         self._said: set[str] = set()
 
-    def look(self, pulls: Sequence[Pull], unscored: bool) -> str | None:
-        """Look at the next generation. Return what to warn of, once per cause."""
+    def check(self, pulls: Sequence[Pull], unscored: bool) -> str | None:
+        """Check the next generation. Return what to warn of, once per cause."""
         cause = no_gradient(pulls, self.G, unscored)
         self._generations = self._generations + 1 if cause else 0
         if cause is None or self._generations < TIED_GENERATIONS or cause in self._said:

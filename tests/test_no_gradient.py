@@ -4,7 +4,7 @@ import pytest
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer
 
-from rankbuffer_trl.informs.still import CAUSES, TIED_GENERATIONS, Pull, Stillness, no_gradient
+from rankbuffer_trl.monitoring.no_gradient import CAUSES, TIED_GENERATIONS, GradientMonitor, Pull, no_gradient
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -29,14 +29,14 @@ def test_no_gradient_names_the_cause(advantages, tokens, unscored, cause):
     assert no_gradient(pulls, 2, unscored) == cause
 
 
-def test_stillness_warns_in_the_third_generation_in_a_row_and_once_per_cause():
+def test_gradient_monitor_warns_in_the_third_generation_in_a_row_and_once_per_cause():
     tied, equal, good = ([Pull(a, 1), Pull(-a, other)] for a, other in ((0, 2), (0, 1), (1, 2)))
-    seen = Stillness(2, beta=0.1)
-    said = [seen.look(each, 0) for each in (tied, tied, good, tied, tied, tied, tied, equal, equal)]
+    seen = GradientMonitor(2, beta=0.1)
+    said = [seen.check(each, 0) for each in (tied, tied, good, tied, tied, tied, tied, equal, equal)]
     assert [bool(each) for each in said] == [False] * 5 + [True, False, True, False]
     assert CAUSES["tied"] in said[5] and CAUSES["equal"] in said[7] and "beta" in said[7]
-    cut = Stillness(2, beta=0.1)
-    assert "beta" not in [cut.look([Pull(1, None)] * 2, 0) for _ in range(3)][-1]
+    cut = GradientMonitor(2, beta=0.1)
+    assert "beta" not in [cut.check([Pull(1, None)] * 2, 0) for _ in range(3)][-1]
 
 
 class Cut(ScriptedTrainer):

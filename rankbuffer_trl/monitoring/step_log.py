@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..files import replacing
-from .informing import informing
+from .non_fatal import non_fatal
 
 METRICS_FILE = Path("_rankbuffer") / "metrics.jsonl"  # the Hub upload skips names that begin with an underscore
 SUMMARY = "train_runtime"  # the end of each attempt is logged too, and is the number of no step
@@ -30,7 +30,7 @@ class StepLog(TrainerCallback):
     def __init__(self, output_dir: str):
         self.path = Path(output_dir) / METRICS_FILE
 
-    @informing(METRICS_FILE.name)
+    @non_fatal(METRICS_FILE.name)
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Drop the lines of steps after the checkpoint; of a run without one, all lines."""
         if state.is_world_process_zero and self.path.is_file():
@@ -39,7 +39,7 @@ class StepLog(TrainerCallback):
             with replacing(self.path) as draft:
                 draft.write_text("".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
 
-    @informing(METRICS_FILE.name)
+    @non_fatal(METRICS_FILE.name)
     def on_log(
         self,
         args: TrainingArguments,

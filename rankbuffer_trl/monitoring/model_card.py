@@ -18,13 +18,13 @@ from .. import __version__
 from ..buffer import SOURCES
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, history
-from . import gains
-from .cards import Markdown, code, escaped, fill_card
-from .export import TABLE_FILE
-from .gains import Duels, duel_of
-from .growth import growth_table
+from . import progress
+from .buffer_sizes import buffer_size_table
+from .buffer_table import TABLE_FILE
+from .card_template import Markdown, code, escaped, fill_card
+from .progress import Duels, duel_of
 
-MODEL_CARD_TEMPLATE = Path(__file__).with_name("card.md")
+MODEL_CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 PAPER = {
     "title": "RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation",
     "citation": (
@@ -188,8 +188,8 @@ def duel_line(duel: Duels | None) -> str | None:
 
 def describe_buffers(store: BufferStore) -> dict[str, Any]:
     """Return what the card says of the buffers and of progress."""
-    growth = growth_table(store)
-    since_last = gains.since_last_visit(gains.visits_by_query(store))
+    growth = buffer_size_table(store)
+    since_last = progress.since_last_visit(progress.visits_by_query(store))
     return {
         "buffers": growth,
         "sources": [source for source in SOURCES if any(row[source] for row in growth)],
