@@ -145,8 +145,10 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
     assert whole[1:] == ([True] * 4, [True, True], [True] * 4)
     assert broken[1:] == ([True, False, True, False], [False, False], [True, False, True, True])
     warnings = [record.getMessage() for record in caplog.records if record.name.endswith("non_fatal")]
-    assert len(warnings) == len(BROKEN) + 1  # whether there is a gradient is read from the metrics of the step
-    assert all("goes on without it: ZeroDivisionError: " in line for line in warnings)
+    # Without the metrics of a step, it is also unknown whether its rollouts have a gradient.
+    assert (
+        sum("goes on without it: ZeroDivisionError: " in line for line in warnings) == len(BROKEN) == len(warnings) - 1
+    )
 
 
 def test_informing_lets_an_interrupt_pass():
