@@ -10,11 +10,12 @@ Failed queries are listed, and the exit code is then 1. Queries that have rubric
 """
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
 
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
+from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
 from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
@@ -43,6 +44,9 @@ class RubricsConfig(ClientConfig):
             The data set to write, `.jsonl` or `.parquet`. Answers are kept in `<output_file>.answers.jsonl`.
         generic (`bool`, *optional*, defaults to `False`):
             Give every query the same generic rubrics. This needs neither a model nor responses.
+        keep_apart (`int`, *optional*, defaults to `0`):
+            Number of queries, drawn by a hash of their ids, that go into `<output_file>_kept_apart` and not into the
+            training set, so that `rankbuffer-compare` can ask about prompts that the policy was not trained on.
         temperature (`float`, *optional*, defaults to `0.2`):
             Sampling temperature of the model (paper: 0.2).
         max_tokens (`int`, *optional*, defaults to `1024`):
@@ -54,12 +58,13 @@ class RubricsConfig(ClientConfig):
     dataset_train_split: str = "train"
     output_file: str | None = None
     generic: bool = False
+    keep_apart: int = 0
     temperature: float = TEMPERATURE
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, temperature=0, max_tokens=1)
+        check_at_least(self, temperature=0, max_tokens=1, keep_apart=0)
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if not (self.generic or self.judge_url or self.judge_client):
@@ -75,6 +80,10 @@ def main(config: RubricsConfig) -> int:
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
     check_rows(path, rows)
+    drawn = sorted((row["query_id"] for row in rows), key=lambda id: hashlib.sha256(id.encode()).digest())
+    if config.keep_apart >= len(rows):
+        raise SettingsError(f"keep_apart={config.keep_apart} leaves none of {len(rows)} queries to train on")
+    kept = set(drawn[: config.keep_apart])
     todo = [row for row in rows if not row.get("rubrics")]
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}
@@ -85,7 +94,11 @@ def main(config: RubricsConfig) -> int:
     else:
         failures, made = ask_for_rubrics(config, todo)
         step |= made
-    finished = [row for row in rows if row.get("rubrics")]
+    finished = [row for row in rows if row.get("rubrics") and row["query_id"] not in kept]
+    if apart := [row for row in rows if row.get("rubrics") and row["query_id"] in kept]:
+        write_rows(file := path.with_stem(f"{path.stem}_kept_apart"), apart)
+        print(f"{len(apart):,} queries in {file}, which no training reads: compare policies on them")
+        step |= {"kept_apart": len(apart)}
     step |= {"queries_failed": len(failures)}
     return finish(path, finished, failures, [*read_provenance(config.dataset_name), step])
 

@@ -1,6 +1,7 @@
 """The launch scripts: order of starts, environment, arguments by the real parsers, and nothing that is left behind."""
 
 import inspect
+import math
 import os
 import re
 import shlex
@@ -8,10 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from generate_responses import ResponsesConfig
+from generate_rubrics import RubricsConfig
 from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
@@ -63,7 +67,8 @@ def servers(launched: Launch) -> dict:
     for call in found.values():
         assert call.argv[0] == "serve"
         gpus = call.env["CUDA_VISIBLE_DEVICES"].split(",")
-        assert len(gpus) == int(call.value("--tensor-parallel-size") if "--tensor-parallel-size" in call.argv else 1)
+        sizes = [option for option in ("--tensor-parallel-size", "--data-parallel-size") if option in call.argv]
+        assert len(gpus) == math.prod(int(call.value(option)) for option in sizes)
     if rollouts := found.get("8000"):
         theirs = build_command(ScriptArguments(rollouts.argv[1]))
         for option in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
@@ -95,6 +100,51 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
         url = url.rstrip("/") or "http://127.0.0.1:8001/v1"
         assert (args.method, args.judge_url, args.judge_model) == ("listwise", [url], JUDGE)
         assert (args.vllm_mode, args.vllm_server_base_url) == ("server", "http://127.0.0.1:8000")
+
+
+def test_several_judges_are_checked_one_by_one_and_all_reach_the_training(tmp_path):
+    judges = "http://localhost:9001/v1/ http://10.0.0.9:9002/v1"
+    done = launch(tmp_path, "one_node.sh", *SEED, there={9001: JUDGE, 9002: "other"}, JUDGE_URL=judges)
+    _, args, _ = training(done, 4)
+    assert args.judge_url == ["http://localhost:9001/v1", "http://10.0.0.9:9002/v1"]
+    assert devices(done) == {"8000": "4,5"}, "the judge that is here holds GPUs"
+    assert "something answers at http://10.0.0.9:9002/v1; the training checks whether it serves" in done.output
+    lost = launch(tmp_path, "one_node.sh", there={9001: JUDGE}, JUDGE_URL=judges, START_SECONDS="1")
+    assert lost.status == 1 and "no judge answers at http://10.0.0.9:9002/v1" in lost.output
+
+
+def test_the_rollout_server_takes_copies_of_the_policy_that_divide_its_gpus(tmp_path):
+    for server in ("vllm", "trl"):
+        words = {"JUDGE_URL": AWAY, "ROLLOUT_COPIES": "4", "ROLLOUT_SERVER": server}
+        done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, **words)
+        (call,) = done.of(server)
+        options = [name.replace("-", "_" if server == "trl" else "-") for name in ("tensor-parallel", "data-parallel")]
+        assert [call.value(f"--{name}{'_' if server == 'trl' else '-'}size") for name in options] == ["1", "4"]
+    for copies in ("3", "0"):
+        done = launch(tmp_path, "one_node.sh", ROLLOUT_COPIES=copies)
+        assert done.status == 1 and f"ROLLOUT_COPIES={copies} does not divide the 2 GPUs" in done.output
+
+
+def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path):
+    words = ["--judge_guard", "false", "--judge_concurrency", "1", "--max_tokens", "9", "--keep_apart", "2"]
+    done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
+    responses, rubrics = done.of("python")
+    known = [RecipeParser((kind,)).parse_args_and_config(c.argv[1:])[0]  # raises for an option that it does not know
+             for kind, c in ((ResponsesConfig, responses), (RubricsConfig, rubrics))]  # fmt: skip
+    assert [each.judge_concurrency for each in known] == [1, 1]
+    assert (known[0].judge_guard, known[0].max_tokens, known[1].max_tokens) == (False, 9, 1024)
+    assert known[1].keep_apart == 2
+    only = {f.name for f in fields(ResponsesConfig)} - {f.name for f in fields(RubricsConfig)}
+    words = [word for name in sorted(only) if name.startswith("judge_") for word in (f"--{name}", "1")]
+    done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
+    assert not [word for word in done.of("python")[1].argv if word.removeprefix("--") in only]
+
+
+def test_an_estimate_without_a_judge_or_vllm_is_a_dry_run(tmp_path):
+    done = launch(tmp_path, "one_node.sh", "estimate", *SEED, without=("vllm", "curl", "hf"))
+    assert done.status == 0 and "no judge is asked" in done.output
+    (call,) = done.calls
+    assert call.argv[-3:] == ["--num_processes", "4", "--dry_run"]
 
 
 def test_one_node_trains_and_samples_on_all_gpus_if_the_judge_is_elsewhere(tmp_path):

@@ -303,6 +303,23 @@ def test_generate_rubrics_checks_the_sampling(tmp_path, wrong):
         settings("mine.jsonl", tmp_path, None, **wrong)
 
 
+def test_generate_rubrics_keeps_queries_apart_by_their_ids(tmp_path):
+    rows = [{"query_id": f"q{i}", "prompt": "Why?" + "!" * i} for i in range(9)]
+    sets = []
+    for order in (rows, rows[::-1]):
+        write_rows(tmp_path / "in.jsonl", order)
+        out = tmp_path / "out.jsonl"
+        words = {"dataset_name": str(tmp_path / "in.jsonl"), "output_file": str(out), "generic": True}
+        assert generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=3)) == 0
+        apart = {row["query_id"] for row in load_queries(str(tmp_path / "out_kept_apart.jsonl"))}
+        assert len(apart) == 3 and apart.isdisjoint(trained := {row["query_id"] for row in load_queries(str(out))})
+        assert len(trained) == 6
+        sets.append(apart)
+    assert sets[0] == sets[1]
+    with pytest.raises(SettingsError, match="keep_apart=9 leaves none of 9 queries"):
+        generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=9))
+
+
 def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):
     source, linked, sub = Path(queries(tmp_path, howto, 1)), tmp_path / "linked.jsonl", tmp_path / "sub"
     sub.mkdir()

@@ -1,14 +1,16 @@
 # shellcheck shell=bash
 # Settings and functions that the other scripts in this folder share.
 #
-# JUDGE_URL    base URL of a judge that is served already, such as http://127.0.0.1:8001/v1. The script then starts no
-#              judge. It waits until this one answers and checks that it serves JUDGE_MODEL. Without JUDGE_URL, the
-#              script starts a judge and ends it.
+# JUDGE_URL    base URL of a judge that is served already, such as http://127.0.0.1:8001/v1, or several with a space
+#              between them, which share the queries. The script then starts no judge. It waits until each of them answers
+#              and checks that it serves JUDGE_MODEL. Without JUDGE_URL, the script starts a judge and ends it.
 # JUDGE_MODEL  the judge's name. The old name of this variable, JUDGE, still works.
 # SAMPLER_URL  base URL of a server of POLICY, for the role `data` alone. Without it, the script starts one and ends it.
 # POLICY       the policy to train.
 # RECIPE       the recipe of the training.
 # PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
+# ROLLOUT_COPIES  copies of the policy on the GPUs of the rollout server (default 1: all of them share one by tensor
+#              parallelism). More copies sample faster if the policy fits into fewer GPUs. vLLM calls this data parallelism.
 # JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
 # RETRIES      how often a training that a judge or a rollout server has ended (exit code 75) is started again (default 0),
@@ -27,8 +29,10 @@ RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
 PORT=${PORT:-8000}
 JUDGE_MODEL=${JUDGE_MODEL:-${JUDGE:-${DEFAULT_JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}}}
-JUDGE_URL=${JUDGE_URL:-}
-JUDGE_URL=${JUDGE_URL%/}
+read -r -a JUDGE_URLS <<<"${JUDGE_URL:-}"
+JUDGE_URLS=("${JUDGE_URLS[@]%/}")
+JUDGE_URL=${JUDGE_URLS[*]}
+ROLLOUT_COPIES=${ROLLOUT_COPIES:-1}
 STARTS_JUDGE= # set if this script starts the judge
 LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
@@ -53,7 +57,7 @@ die() {
     exit 1
 }
 
-for name in PORT RETRIES RETRY_SECONDS START_SECONDS STOP_SECONDS; do
+for name in PORT RETRIES RETRY_SECONDS ROLLOUT_COPIES START_SECONDS STOP_SECONDS; do
     [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name=${!name} is no whole number: set it again, or unset it"
 done
 
@@ -71,6 +75,12 @@ check_address() {
     0.0.0.0 | ::) die "$1=$2 would open the servers to every network: name one address" ;;
     127.* | ::1 | localhost) die "$1=$2 is a loopback address, which other machines cannot reach: set $1 to an address in your private network" ;;
     esac
+}
+
+# check_judge_addresses: stop the script unless other machines can reach each judge that is served already.
+check_judge_addresses() {
+    local url
+    for url in "${JUDGE_URLS[@]}"; do check_address JUDGE_URL "$(host_of "$url")"; done
 }
 
 # host_of URL: print the host of a URL.
@@ -131,19 +141,22 @@ ask() { curl --silent --noproxy '*' --max-time 5 "$@"; }
 # rollout_command HOST GPUS: set ROLLOUTS to the command of the rollout server on GPUs such as 4,5. With
 # ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options on weights and log probabilities itself.
 rollout_command() {
-    local each
+    local each gpus
     IFS=, read -ra each <<<"$2"
+    gpus=$((${#each[@]} / (ROLLOUT_COPIES ? ROLLOUT_COPIES : 1))) # of one copy
+    ((gpus * ROLLOUT_COPIES == ${#each[@]})) ||
+        die "ROLLOUT_COPIES=$ROLLOUT_COPIES does not divide the ${#each[@]} GPUs of the rollout server: set a divisor"
     case ${ROLLOUT_SERVER:-vllm} in
     vllm)
         ROLLOUTS=(
-            vllm serve "$POLICY" --host "$1" --port "$PORT" --tensor-parallel-size "${#each[@]}" --max-model-len 8192
-            --generation-config vllm --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+            vllm serve "$POLICY" --host "$1" --port "$PORT" --tensor-parallel-size "$gpus" --max-model-len 8192
+            --data-parallel-size "$ROLLOUT_COPIES" --generation-config vllm --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
         )
         ;;
     trl)
         ROLLOUTS=(
-            trl vllm-serve --model "$POLICY" --host "$1" --port "$PORT" --tensor_parallel_size "${#each[@]}"
-            --max_model_len 8192 --generation-config vllm
+            trl vllm-serve --model "$POLICY" --host "$1" --port "$PORT" --tensor_parallel_size "$gpus"
+            --data_parallel_size "$ROLLOUT_COPIES" --max_model_len 8192 --generation-config vllm
         )
         ;;
     *) die "ROLLOUT_SERVER is ${ROLLOUT_SERVER}: set it to vllm or trl" ;;
@@ -157,17 +170,25 @@ rollout_command() {
 judge_command() {
     [[ -z $JUDGE_URL ]] || return 0
     STARTS_JUDGE=yes
-    JUDGE_URL=http://$1:$((PORT + 1))/v1
+    JUDGE_URLS=("http://$1:$((PORT + 1))/v1")
+    JUDGE_URL=${JUDGE_URLS[0]}
     JUDGE_SERVER=(
         VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 vllm serve "$JUDGE_MODEL" --host "$1" --port "$((PORT + 1))" "${@:2}"
         --max-model-len "${JUDGE_CONTEXT:-65536}" --generation-config vllm --enable-prompt-tokens-details
     )
 }
 
-# judge_is_here: tell whether JUDGE_URL is on this machine, so that the judge holds GPUs of this machine.
-judge_is_here() { [[ $(host_of "$JUDGE_URL") =~ ^(127\.|localhost$|::1$) ]]; }
+# is_here URL: tell whether a server is on this machine, so that it holds GPUs of this machine.
+is_here() { [[ $(host_of "$1") =~ ^(127\.|localhost$|::1$) ]]; }
 
-# start_judge GPUS [COMMAND...]: start the judge, or check the one that is served already. COMMAND is what sets the
+# judge_is_here: tell whether a judge is on this machine.
+judge_is_here() {
+    local url
+    for url in "${JUDGE_URLS[@]}"; do is_here "$url" && return; done
+    return 1
+}
+
+# start_judge GPUS [COMMAND...]: start the judge, or check those that are served already. COMMAND is what sets the
 # environment of the judge (default: env).
 start_judge() {
     local gpus=$1
@@ -176,27 +197,29 @@ start_judge() {
     if [[ -n $STARTS_JUDGE ]]; then
         start judge "$@" "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$gpus" "${JUDGE_SERVER[@]}"
     else
-        check_judge
+        check_judges
     fi
 }
 
 # wait_judge: wait until a judge that this script has started is ready.
 wait_judge() { [[ -z $STARTS_JUDGE ]] || wait_healthy judge "${JUDGE_URL%/v1}" "$JUDGE_MODEL"; }
 
-# check_judge: wait until the judge at JUDGE_URL answers. Stop the script if it does not. A list of models decides nothing:
-# routers and aliases serve what they do not list.
-check_judge() {
-    local deadline=$((SECONDS + START_SECONDS))
-    say "waiting for the judge at $JUDGE_URL, $START_SECONDS s at most (START_SECONDS)"
-    until ask_judge --output /dev/null "$JUDGE_URL/models"; do
-        ((SECONDS < deadline)) || die "no judge answers at $JUDGE_URL: $NOT_THERE"
-        sleep "$POLL_SECONDS"
+# check_judges: wait until each judge that is served already answers. Stop the script if one does not. A list of models
+# decides nothing: routers and aliases serve what they do not list.
+check_judges() {
+    local url deadline=$((SECONDS + START_SECONDS))
+    for url in "${JUDGE_URLS[@]}"; do
+        say "waiting for the judge at $url, $START_SECONDS s at most (START_SECONDS)"
+        until ask_judge "$url" --output /dev/null; do
+            ((SECONDS < deadline)) || die "no judge answers at $url: $NOT_THERE"
+            sleep "$POLL_SECONDS"
+        done
+        if lists "$(ask_judge "$url" --fail || true)" "$JUDGE_MODEL"; then
+            say "the judge is ready"
+        else # an endpoint that wants a key, or that does not list the model
+            say "something answers at $url; the training checks whether it serves $JUDGE_MODEL"
+        fi
     done
-    if lists "$(ask_judge --fail "$JUDGE_URL/models" || true)" "$JUDGE_MODEL"; then
-        say "the judge is ready"
-    else # an endpoint that wants a key, or that does not list the model
-        say "something answers at $JUDGE_URL; the training checks whether it serves $JUDGE_MODEL"
-    fi
 }
 
 # lists MODELS MODEL: tell whether a server's list of models, which is JSON, holds a model.
@@ -205,9 +228,11 @@ lists() {
     [[ $1 == *"\"${model//\"/\\\"}\""* ]]
 }
 
-# ask_judge ARGUMENT...: as `ask`, with the proxy of the environment if the judge is elsewhere.
+# ask_judge URL OPTION...: ask a judge for its models, as `ask` does, by the environment's proxy if it is elsewhere.
 ask_judge() {
-    if judge_is_here; then ask "$@"; else curl --silent --max-time 5 "$@"; fi
+    local url=$1
+    shift
+    if is_here "$url"; then ask "$@" "$url/models"; else curl --silent --max-time 5 "$@" "$url/models"; fi
 }
 
 # provide_judge GPUS: start the judge if it is not served already, and wait until it is ready.
@@ -237,18 +262,37 @@ serve_until_ended() {
     die "a server has ended; see $LOGS"
 }
 
+# split_options OPTION...: sort the options of the role `data` into RESPONSES, for generate_responses.py, and RUBRICS, for
+# generate_rubrics.py. Those of the judge's server are for both.
+split_options() {
+    local word responses='' rubrics=''
+    RESPONSES=() RUBRICS=()
+    for word; do
+        case ${word%%=*} in
+        --judge[_-]guard | --judge[_-]decoding | --judge[_-]free[_-]tokens | --judge[_-]samples) responses=yes rubrics='' ;;
+        --judge[_-]*) responses=yes rubrics=yes ;;
+        --generic | --keep[_-]apart) responses='' rubrics=yes ;;
+        --*) responses=yes rubrics='' ;;
+        esac
+        [[ -z $responses ]] || RESPONSES+=("$word")
+        [[ -z $rubrics ]] || RUBRICS+=("$word")
+    done
+}
+
 # make_data JUDGE_GPUS POLICY_GPUS [OPTION...]: the role `data`. Make a training set from a file of prompts: POLICY writes
 # responses, and the judge orders them and writes rubrics.
 make_data() {
     local judge_gpus=$1 gpus=$2 sampler=${SAMPLER_URL:-http://127.0.0.1:$PORT/v1} prompts output responses
     shift 2
-    ((${#REST[@]} == 2)) || die "name two files: $0 data PROMPTS.jsonl TRAINING_SET.jsonl"
+    [[ ${#REST[@]} -ge 2 && ${REST[1]} != -* && ${REST[2]:---} == --* ]] ||
+        die "name two files, and options after them: $0 data PROMPTS.jsonl TRAINING_SET.jsonl [--keep_apart 12 ...]"
+    split_options "${REST[@]:2}"
     prompts=${REST[0]} output=${REST[1]}
     [[ $output != "$prompts" ]] || die "$output would be written over: name another file for the training set"
     [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts"
     [[ $output == *.jsonl || $output == *.parquet ]] || die "$output must end in .jsonl or .parquet: name another file"
     responses=${output%.*}_no_rubrics.${output##*.}
-    local judge=(--judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL")
+    local judge=(--judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL")
     need curl hf rankbuffer-data
     if [[ -z ${SAMPLER_URL:-} ]]; then
         need vllm
@@ -262,15 +306,21 @@ make_data() {
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
     python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
-        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}'
-    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}"
+        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' "${RESPONSES[@]}"
+    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}" "${RUBRICS[@]}"
     rankbuffer-data check "$output" --tokenizer "$POLICY"
 }
 
-# estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge.
+# estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge; where no
+# judge is served and none can be, as on a laptop, by the characters of the data alone.
 estimate() {
-    need curl hf
     ARGUMENTS+=(--num_processes "${PROCESSES:-1}")
+    if [[ -n $STARTS_JUDGE ]] && ! command -v vllm >/dev/null; then
+        say "no JUDGE_URL and no vLLM here, so no judge is asked: an estimate by the characters of the data"
+        python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run
+        return
+    fi
+    need curl hf
     python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run >/dev/null # refuses what cannot work
     provide_judge "$1"
     python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --preflight_only true

@@ -63,7 +63,7 @@ data | estimate) die "for this role, run srun --nodes=1 --gpus-per-node=8 --excl
 esac
 [[ " $*" != *" --output"[_-]dir* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
 refuse_judge_options "$@"
-[[ -z $JUDGE_URL ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
+check_judge_addresses
 need curl hf vllm accelerate
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
@@ -87,7 +87,7 @@ ROLLOUT_URL=http://$SERVE_HOST:$PORT
 export TRAIN_HOST
 
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps "$ACCUMULATION" "$@" --output_dir "$OUTPUT"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"

@@ -46,7 +46,7 @@ check_address SERVE_HOST "$SERVE_HOST"
 need curl hf
 refuse_judge_options "$@"
 judge_command "$SERVE_HOST" --tensor-parallel-size 4
-[[ -n $STARTS_JUDGE ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
+[[ -n $STARTS_JUDGE ]] || check_judge_addresses
 ROLLOUT_URL=http://$SERVE_HOST:$PORT
 
 if [[ $ROLE == serve ]]; then
@@ -69,14 +69,14 @@ fi
 check_address TRAIN_HOST "$TRAIN_HOST"
 need accelerate
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps 10 "$@"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
 download "$POLICY"
 SERVED_BY="run $0 serve on the serving machine first; its first download takes long"
 [[ -z $STARTS_JUDGE ]] || NOT_THERE=$SERVED_BY
-check_judge
+check_judges
 wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 train training env VLLM_HOST_IP="$TRAIN_HOST" \
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

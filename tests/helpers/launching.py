@@ -160,17 +160,20 @@ def launch(
     there: Mapping[int, str] = {},
     sent: int = signal.SIGTERM,
     piped: bool = False,
+    without: tuple[str, ...] = (),
     **environment: str,
 ) -> Launch:
     """Run a script of recipes/launch to its end, with stand-ins, notes and logs in a new folder below `folder`.
 
     When `then` holds for the calls so far, the script's process group gets the signal `sent`. With `piped`, the
     program that reads the output ends just before. `there` has the models of servers that answer already, by port.
+    The commands `without` are not there.
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     commands = folder / "bin"
     commands.mkdir()
-    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol", "hf", "trl", "rankbuffer-data"):
+    names = {"vllm", "curl", "accelerate", "python", "srun", "scontrol", "hf", "trl", "rankbuffer-data"}
+    for name in names - {*without}:
         (commands / name).write_text(STAND_IN.format(python=sys.executable, kept=KEPT))
         (commands / name).chmod(0o755)
     for port, model in there.items():
