@@ -61,6 +61,8 @@ def test_main_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tm
     found = json.loads((tmp_path / "with_rubrics.json").read_text())
     assert found["pairs"] == 6 and found["first_shown_wins"] == 1 and found["mean_log_odds"] is None
     assert found["measures"]["before"] == found["measures"]["after"]
+    assert compare.score(found["verdicts"])["pairs"] == 6 and set(found["verdicts"].values()) == {"A"}
+    assert compare.measure(found["answers"]["after"], 6) == found["measures"]["after"], "answers and lengths are kept"
     assert compare.main(config(tiny_policy, data_file, tmp_path)) == 0
     assert "by the log odds, after wins 50 %" in capsys.readouterr().out, "the embedded judge gives probabilities"
 

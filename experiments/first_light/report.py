@@ -4,14 +4,16 @@
     python -m experiments.first_light.report                                    # reads first_light.json.gz again
 
 A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
-beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward. The script prints
-tables and, at the end, one JSON line; `--figure` draws.
+beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward, and what the
+comparison wrote. Shares of duels are counted again from their verdicts. The first seven rows have none: their shares
+are those that `compare` printed. The script prints tables and, at the end, one JSON line; `--figure` draws.
 """
 
 import argparse
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,7 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_tools.report.runs import open_runs
+from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.store import history
+from recipes.small.compare import score
 
 HERE = Path(__file__).parent
 KEPT = HERE / "first_light.json.gz"
@@ -63,6 +67,15 @@ def read_run(folder: Path) -> Row:
         found = {reader: json.loads(path.read_text()) for reader, path in files.items() if path.is_file()}
         compared[name] = {reader: {**each, "models": None} for reader, each in found.items()}
     return {"steps": steps, "compared": compared, "visits": read_visits(folder)}
+
+
+def counted(found: Row) -> Row:
+    """Return a comparison with the shares that its verdicts give; as it is if they were not kept."""
+    if "verdicts" not in found:
+        return found
+    said = {name: Reading.of(each) if isinstance(each, dict) else each for name, each in found["verdicts"].items()}
+    again = score(said)
+    return found | again | {"wins": {name: asdict(each) for name, each in again["wins"].items()}}
 
 
 def read_visits(folder: Path) -> list[Row]:
@@ -228,6 +241,8 @@ def main() -> None:
         names = arguments.rows or sorted(path.parent.name for path in arguments.runs.glob("*/checkpoint-*"))
         rows |= {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
         arguments.kept.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
+    for readers in (readers for row in rows.values() for readers in row["compared"].values()):
+        readers.update({reader: counted(each) for reader, each in readers.items()})
     console = Console(width=170, highlight=False)
     console.print(training_table(rows), visit_table(rows), duel_table(rows), plain_table(rows))
     if arguments.figure:

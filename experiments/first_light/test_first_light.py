@@ -6,6 +6,7 @@ import sys
 
 from experiments.first_light import references, report
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge.probabilities import Reading
 
 
 def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
@@ -29,6 +30,21 @@ def test_what_was_kept_is_whole():
         rewards = [reward for visit in row["visits"] for reward in visit["rewards"]]
         assert len(answers) == len(rewards) == 16 * len(row["steps"]["seconds"]) == 800, name
         assert all(-1 <= reward <= 1 for reward in rewards)
+
+
+def test_main_counts_duels_again_from_kept_verdicts(tmp_path, monkeypatch, capsys):
+    rows = json.loads(gzip.decompress(report.KEPT.read_bytes()))
+    odds = {"A": Reading("A", {"A": 0.8, "B": 0.2}, 0.0, 0.0), "B": Reading("B", {"A": 0.1, "B": 0.9}, 0.0, 0.0)}
+    said = {f"x 0 {order}": odds[word].as_dict() for order, word in (("forth", "B"), ("back", "A"))}
+    found = rows["pointwise"]["compared"]["kept_apart"]["with_rubrics"]
+    rows["pointwise"]["compared"]["kept_apart"]["with_rubrics"] = found | {"verdicts": said}
+    kept = tmp_path / "kept.json.gz"
+    kept.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    monkeypatch.setattr(sys, "argv", ["report", "--kept", str(kept)])
+    report.main()
+    wins = json.loads(capsys.readouterr().out.splitlines()[-1])["wins"]
+    assert wins["pointwise"]["with_rubrics"]["log odds"]["probability"] == 1.0
+    assert wins["pointwise"]["without_rubrics"]["log odds"]["probability"] == 0.475, "as it was kept"
 
 
 def test_references_are_answers_from_the_worst_to_the_best_by_the_probabilities(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@
 
 Both policies answer with the same settings and seeds. The n-th answer of one meets the n-th answer of the other, in
 both orders of presentation. What is printed is the first answer of both to the first prompts of the file, whichever
-is better. Answers and judgments are kept in `output_dir`, so the same command continues after a kill.
+is better. Answers and judgments are kept in `output_dir`, so the same command continues after a kill. The file of the
+numbers has the answers and verdicts too, so that `score` can count them again.
 """
 
 import asyncio
@@ -181,7 +182,9 @@ def main(config: CompareConfig) -> int:
     found = {"models": models, "judge": config.judge_model, "measures": measures, **score(verdicts)}
     print("", *lines_of(found), sep="\n")
     path = Path(config.output_dir) / ("without_rubrics.json" if config.no_rubrics else "with_rubrics.json")
-    write_json(path, found | {"wins": {name: asdict(share) for name, share in found["wins"].items()}})
+    said = {name: each.as_dict() if isinstance(each, Reading) else each for name, each in verdicts.items()}
+    kept = {"wins": {name: asdict(share) for name, share in found["wins"].items()}, "answers": samples}
+    write_json(path, found | kept | {"verdicts": said})
     print(f"Numbers: {path}")
     return 0
 
