@@ -33,8 +33,8 @@ from rich.progress import track
 from rich.table import Table
 
 from rankbuffer_trl.buffer import initial_buffer
+from rankbuffer_trl.checkpointing.checkpoint import hash_file
 from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.exact.checkpoint import hash_file
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.monitoring.buffer_table import export_buffers
 from rankbuffer_trl.ranking import rank_rewards

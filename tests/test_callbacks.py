@@ -15,7 +15,7 @@ from helpers.scripted import contents
 from transformers import TrainerCallback, TrainerControl
 
 from rankbuffer_tools.train.command import last_lines
-from rankbuffer_trl.exact.stop import StopEarly
+from rankbuffer_trl.checkpointing.stop import StopEarly
 from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
 from rankbuffer_trl.monitoring.non_fatal import non_fatal
 from rankbuffer_trl.monitoring.progress import newest_window
@@ -53,7 +53,7 @@ def test_stop_early_stops_at_the_end_of_a_generation_and_for_a_budget_before_the
 def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypatch):
     """The process group's and the launcher's can be one warning."""
     now, ended = [100.0], []
-    monkeypatch.setattr("rankbuffer_trl.exact.stop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rankbuffer_trl.checkpointing.stop.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
     try:
         callback = StopEarly(lambda step: True)

@@ -21,9 +21,15 @@ from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
 from rankbuffer_tools.report.runs import RunConfig, log_and_manifest, open_runs
 from rankbuffer_tools.train import command
+from rankbuffer_trl.checkpointing.checkpoint import (
+    check_not_uploaded,
+    check_trusted,
+    delete_oldest,
+    describe,
+    fingerprint,
+)
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, delete_oldest, describe, fingerprint
-from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED_ARGUMENTS
 from rankbuffer_trl.store.buffer_store import STORE

@@ -28,11 +28,11 @@ from trl.generation.vllm_generation import VLLMGeneration
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RECIPE_FOLDER, RecipeParser, find_recipe, given, overlay, read_recipe
+from rankbuffer_trl.checkpointing import checkpoint
+from rankbuffer_trl.checkpointing.distributed import MainProcessError
+from rankbuffer_trl.checkpointing.manifest import CheckpointError
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.exact import checkpoint
-from rankbuffer_trl.exact.distributed import MainProcessError
-from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.training.config import CHOICES, LOSSES, RankBufferConfig

@@ -16,8 +16,8 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.exact.manifest import FOLDER, RUN, CheckpointError
 from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
 from rankbuffer_trl.monitoring.model_card import on_hub, public, write_model_card
 from rankbuffer_trl.store.places import read_store

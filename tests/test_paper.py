@@ -18,9 +18,9 @@ from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
+from rankbuffer_trl.checkpointing.checkpoint import describe, write_manifest
+from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.exact.checkpoint import describe, write_manifest
-from rankbuffer_trl.exact.manifest import FOLDER
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore

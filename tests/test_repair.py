@@ -18,8 +18,8 @@ from helpers.judges import Embedded, SilentJudge
 from helpers.sampled import copy_checkpoints, same, train
 from helpers.scripted import config
 
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.exact.manifest import FOLDER, RUN
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from rankbuffer_tools.report.runs import open_runs, run_names
-from rankbuffer_trl.exact.manifest import FOLDER, RUN
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.database import VERSION
 from rankbuffer_trl.store.places import LIVE_STORE

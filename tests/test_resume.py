@@ -26,10 +26,10 @@ from helpers.trainings import ROWS, TRAININGS, Training, distance, evaluations, 
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_trl.checkpointing.checkpoint import files_of
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
+from rankbuffer_trl.checkpointing.sampler import EpochSampler
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.exact.checkpoint import files_of
-from rankbuffer_trl.exact.manifest import FOLDER, RUN, CheckpointError
-from rankbuffer_trl.exact.sampler import EpochSampler
 from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.store import StoreError

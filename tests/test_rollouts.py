@@ -31,8 +31,8 @@ from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
+from rankbuffer_trl.checkpointing.distributed import MainProcessError
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training import rollouts as trainer_module

@@ -15,7 +15,7 @@ from helpers.servers import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, j
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_trl.exact.distributed import StepLeft
+from rankbuffer_trl.checkpointing.distributed import StepLeft
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient

@@ -15,7 +15,7 @@ from helpers import contents as stored
 from helpers.forks import fork, wait
 from helpers.visits import call, killed_in_a_commit, visit, visit_all
 
-from rankbuffer_trl.exact.manifest import FOLDER
+from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE

@@ -8,9 +8,9 @@ from conftest import ask_all
 from helpers.servers import GOOD, completion
 
 from rankbuffer_tools.train import ending
+from rankbuffer_trl.checkpointing.checkpoint import describe
+from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.exact.checkpoint import describe
-from rankbuffer_trl.exact.manifest import checkpoints
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.questions import insertion_question

@@ -479,7 +479,7 @@ def train_and_resume(at, values: dict) -> None:
 def a_run(at) -> dict:
     names = "scorer.GroupScorer scorer.Repair trainer.AnswerReader trainer.GroupReward.begin trainer.scale_by_signal"
     at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
-    at.ends.doors("rankbuffer_trl.exact", "trainer.check_trusted checkpoint.Checkpoints.resumable")
+    at.ends.doors("rankbuffer_trl.checkpointing", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
     function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
     own = {name: value_of(row) for name, row in judge(at).items() if not name.endswith("_price")}

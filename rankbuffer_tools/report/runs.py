@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
+from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.decoding import read_json
-from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.monitoring.progress import Duels, duel_of
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError

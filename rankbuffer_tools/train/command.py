@@ -33,12 +33,12 @@ from huggingface_hub import get_token
 from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
+from rankbuffer_trl.checkpointing.checkpoint import check_not_uploaded, check_trusted, check_unchanged
+from rankbuffer_trl.checkpointing.distributed import MainProcessError, on_main_process
+from rankbuffer_trl.checkpointing.manifest import read_manifest
 from rankbuffer_trl.data.prompts import check_prompts
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, check_unchanged
-from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
-from rankbuffer_trl.exact.manifest import read_manifest
 from rankbuffer_trl.training.batches import Batches
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.config import RankBufferConfig

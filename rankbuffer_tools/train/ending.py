@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.exact.manifest import checkpoints
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.monitoring.non_fatal import non_fatal
 from rankbuffer_trl.training.rollouts import RolloutError

@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from ..exact.manifest import FOLDER
+from ..checkpointing.manifest import FOLDER
 from .buffer_store import STORE, BufferStore
 from .database import StoreError, open_to_read
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from datasets import Dataset
 
+from ..checkpointing.checkpoint import Checkpoints
 from ..data.queries import QueryTable
-from ..exact.checkpoint import Checkpoints
 from ..rewards.functions import check_function_arguments, load_functions
 from ..rewards.method import RewardMethod
 from ..store.places import SAVED

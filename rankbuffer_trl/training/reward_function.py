@@ -18,9 +18,9 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import GRPOConfig
 
+from ..checkpointing.distributed import on_main_process
 from ..data.queries import DataError, QueryTable, normal_row
 from ..errors import SettingsError
-from ..exact.distributed import on_main_process
 from ..groups import Messages, Rollout, RolloutGroup
 from ..judge import Judge
 from ..monitoring.metrics import PLACEMENT, placement_columns, step_metrics

@@ -20,8 +20,8 @@ from aiohttp import ClientSession, TCPConnector
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
 from trl.generation.vllm_client import VLLMClient
 
+from ..checkpointing.distributed import for_others
 from ..errors import RankBufferError
-from ..exact.distributed import for_others
 from ..judge.errors import first_leaf, printable
 from ..judge.http import Limits
 from ..judge.openai_client import fault_of

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..buffer import AnchorBuffer
+from ..checkpointing.distributed import StepLeft
 from ..errors import SettingsError
-from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Question
 from ..judge.errors import first_leaf

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..exact.checkpoint import publishable
+from ..checkpointing.checkpoint import publishable
 from ..judge import RubricJudge
 from ..monitoring.model_card import public
 from ..rewards.method import find_method

@@ -16,11 +16,11 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from ..checkpointing.distributed import on_main_process
+from ..checkpointing.trainer import ResumableTrainer
 from ..data.prompts import check_prompts
 from ..data.queries import QueryTable
 from ..errors import SettingsError
-from ..exact.distributed import on_main_process
-from ..exact.trainer import ResumableTrainer
 from ..judge import Judge
 from ..monitoring.buffer_table import write_table
 from ..monitoring.model_card import PAPER, CardFacts, write_model_card

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rankbuffer_trl.exact.checkpoint import Checkpoints
+from rankbuffer_trl.checkpointing.checkpoint import Checkpoints
 from rankbuffer_trl.store.places import SAVED
 
 

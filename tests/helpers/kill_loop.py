@@ -20,7 +20,7 @@ from unittest.mock import patch
 from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.forks import LONGEST, fork, wait
-from rankbuffer_trl.exact.manifest import checkpoints
+from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.trainer import RankBufferTrainer

@@ -49,8 +49,8 @@ from helpers.sampled import AtStep, interrupt_at
 from helpers.scripted import ScriptedTrainer, config, contents
 from helpers.servers import served
 from rankbuffer_tools.train import command
+from rankbuffer_trl.checkpointing.manifest import FOLDER, STATE, checkpoints
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.exact.manifest import FOLDER, STATE, checkpoints
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
