@@ -16,7 +16,7 @@ from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
-from rankbuffer_trl.judge.guard import defuse
+from rankbuffer_trl.judge.quoting import defuse
 from rankbuffer_trl.judge.verdicts import VerdictError, read_object
 
 from .metric import Interval, Rows, bootstrap_interval, paired_difference

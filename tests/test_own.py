@@ -10,7 +10,7 @@ from helpers.scripted import config
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards.functions import numbered
+from rankbuffer_trl.rewards.reward_functions import numbered
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import open_scorer

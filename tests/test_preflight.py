@@ -27,7 +27,7 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage, pairwise_question
-from rankbuffer_trl.judge.guard import LONGEST
+from rankbuffer_trl.judge.quoting import LONGEST
 from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store

@@ -22,8 +22,8 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.guard import MARKER
 from rankbuffer_trl.judge.questions import weighted_rubrics
+from rankbuffer_trl.judge.quoting import MARKER
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.judge.verdicts import (
     constrain,
@@ -134,7 +134,7 @@ TEXT = st.text() | st.lists(st.sampled_from(NASTY), max_size=4).map(" ".join)
 @example("first", " ".join(NASTY))
 @example("query", " ".join(NASTY))
 def test_question_prompt_holds_every_text_unchanged(place, text):
-    """A rubric is one line. What becomes of chat markers is in `test_guard.py`."""
+    """A rubric is one line. What becomes of chat markers is in `test_quoting.py`."""
     names = {place: f"<{place}>" for place in TEXTS}  # no template holds such a name, and no two are alike
     for name, question in questions(**names | {place: text}).items():
         shown = " ".join(text.split()) if place == "rubric" else text

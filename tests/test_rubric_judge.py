@@ -25,7 +25,7 @@ from rankbuffer_trl.judge import (
     selection_question,
 )
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score
-from rankbuffer_trl.words import stem
+from rankbuffer_trl.stems import stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)
 RICE = Query("rice", [{"role": "user", "content": "How do I cook rice?"}], (STEPS,))

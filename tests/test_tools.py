@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge.guard import quote, visible
+from rankbuffer_trl.judge.quoting import quote, visible
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.format import Answer, AnswerReader
-from rankbuffer_trl.rewards.views import transcript
+from rankbuffer_trl.rewards.transcripts import transcript
 from rankbuffer_trl.store.places import LIVE_STORE
 
 SECRET = "The kettle sings at noon"  # stands in the book alone, so only a tool can say it

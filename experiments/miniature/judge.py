@@ -24,7 +24,7 @@ from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
 from rankbuffer_trl.judge import Question, Reply, Tally, Usage
 from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
-from rankbuffer_trl.words import WORD, content_stems, stem_all
+from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
 READER_NOISE = 0.18  # of a reader that reads half as well as the judge

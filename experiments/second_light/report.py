@@ -28,7 +28,7 @@ from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rub
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, score
 from rankbuffer_trl.monitoring.probes import tau_b
-from rankbuffer_trl.words import WORD
+from rankbuffer_trl.stems import WORD
 
 ROWS = {
     "grpo": "GRPO",

@@ -13,7 +13,7 @@ from experiments import lights
 from experiments.second_light import opinion, report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets
-from rankbuffer_trl.words import content_stems, stem_all
+from rankbuffer_trl.stems import content_stems, stem_all
 
 
 @pytest.mark.parametrize("of", run.DATA)

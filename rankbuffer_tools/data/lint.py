@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.words import content_stems
+from rankbuffer_trl.stems import content_stems
 
 PRESENCE = re.compile(
     r"(?:(?:the |an? )?(?:answer|response|reply) )?(?:mentions?|includes?|names?|lists?|contains?|cites?)\b", re.I

@@ -10,8 +10,8 @@ from typing import Any
 from rankbuffer_trl.data.queries import text_fault
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import VerdictError
-from rankbuffer_trl.judge.guard import defuse, show
 from rankbuffer_trl.judge.questions import fill
+from rankbuffer_trl.judge.quoting import defuse, show
 from rankbuffer_trl.judge.verdicts import read_object, shorten_json
 
 from ..jobs.chat import Chat

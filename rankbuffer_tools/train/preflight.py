@@ -18,9 +18,9 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, Reading, Totals, Usage
 from rankbuffer_trl.judge.errors import printable
-from rankbuffer_trl.judge.guard import LONGEST
 from rankbuffer_trl.judge.judge import Askable, explain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.quoting import LONGEST
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import RewardMethod
 from rankbuffer_trl.store import BufferStore

@@ -26,7 +26,7 @@ from pyarrow import ArrowException
 from ..decoding import shorten
 from ..errors import RankBufferError
 from ..groups import Query, Rubric
-from ..judge.guard import visible
+from ..judge.quoting import visible
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from ..groups import storable
 from .completion import ALL_THOUGHT, CUT_OFF, FREE_FORM, WITHHELD
 from .errors import JudgeError, TransportError, printable
-from .guard import defuse
 from .ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
 from .probabilities import ProbabilityError
+from .quoting import defuse
 from .thoughts import in_thought
 from .verdicts import VerdictError
 

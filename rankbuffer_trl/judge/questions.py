@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rollout, Rubric
-from .guard import defuse, show
 from .ledger import Reply
 from .probabilities import LISTED, alternatives, read_chances, read_samples
+from .quoting import defuse, show
 from .verdicts import (
     Verdict,
     constrain,
@@ -83,7 +83,7 @@ class Question:
 
         Args:
             guard (`bool`, *optional*, defaults to `False`):
-                Quote the responses, so that none can imitate the prompt's structure (`guard.py`). `False` is the
+                Quote the responses, so that none can imitate the prompt's structure (`quoting.py`). `False` is the
                 paper's prompt. Chat markers in queries, rubrics and responses are defused either way.
         """
         texts = {name: defuse(text) for name, text in self.texts.items()}

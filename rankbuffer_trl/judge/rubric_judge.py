@@ -21,7 +21,7 @@ import re
 import time
 from functools import lru_cache
 
-from ..words import WORD, content_stems, stem_all
+from ..stems import WORD, content_stems, stem_all
 from .errors import TransportError
 from .judge import Askable
 from .ledger import Reply, Tally, Usage
@@ -168,7 +168,7 @@ def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
 
 
 def unquoted(text: str) -> str:
-    """Return a response without the quote marks of a guarded prompt (`guard.py`)."""
+    """Return a response without the quote marks of a guarded prompt (`quoting.py`)."""
     return re.sub("^> ", "", text, flags=re.MULTILINE)
 
 

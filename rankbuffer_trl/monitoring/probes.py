@@ -12,7 +12,7 @@ from statistics import fmean
 
 from ..groups import RolloutGroup, Rubric
 from ..rewards.method import GroupScore
-from ..words import content_stems, stem_all
+from ..stems import content_stems, stem_all
 
 ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)

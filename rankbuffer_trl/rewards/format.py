@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import SettingsError
 from ..groups import storable
-from .views import from_policy, view_of
+from .transcripts import from_policy, view_of
 
 
 class Answer(NamedTuple):

@@ -20,8 +20,8 @@ from ..judge import Judge
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
 from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
-from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
+from ..rewards.reward_functions import load_functions
 from ..settings import check_at_least, documented, fields_of, kind_of
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from datasets import Dataset
 
 from ..checkpointing.checkpoint import Checkpoints
 from ..data.queries import QueryTable
-from ..rewards.functions import check_function_arguments, load_functions
 from ..rewards.method import RewardMethod
+from ..rewards.reward_functions import check_function_arguments, load_functions
 from ..store.places import SAVED
 from .batches import Batches
 from .config import RankBufferConfig

@@ -27,9 +27,9 @@ from ..groups import Rollout, RolloutGroup, Rubric
 from ..judge import Judge
 from ..monitoring.probes import probe
 from ..rewards.method import GroupScore, RewardMethod
+from ..stems import WORD
 from ..store import history
 from ..store.history import Readable, ReadRow
-from ..words import WORD
 
 logger = logging.getLogger(__name__)
 

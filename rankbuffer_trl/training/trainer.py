@@ -28,7 +28,7 @@ from ..monitoring.no_gradient import GradientMonitor, Pull
 from ..monitoring.non_fatal import non_fatal
 from ..monitoring.step_log import StepLog
 from ..rewards.format import Answer, AnswerReader, format_reward
-from ..rewards.functions import numbered
+from ..rewards.reward_functions import numbered
 from .advantages import scale_by_signal
 from .config import RankBufferConfig
 from .plan import RunPlan

@@ -32,10 +32,10 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.stems import WORD
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.words import WORD
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

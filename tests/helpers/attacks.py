@@ -1,4 +1,4 @@
-"""Hostile responses, grouped by what they try. `tests/test_guard.py` says what happens to each.
+"""Hostile responses, grouped by what they try. `tests/test_quoting.py` says what happens to each.
 
 All of them answer the query `QUERY`. `BAD` is a bad answer to it, and `GOOD` is a good one.
 """

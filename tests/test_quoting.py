@@ -28,8 +28,8 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.guard import LONGEST, defuse, quote, show
 from rankbuffer_trl.judge.judge import REPEAT
+from rankbuffer_trl.judge.quoting import LONGEST, defuse, quote, show
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, score
 
 ALL = STOPPED | NOT_STOPPED

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import SettingsError
-from ..judge.guard import quote, visible
+from ..judge.quoting import quote, visible
 
 # With fullwidth and other forms that NFKC makes brackets of, also after characters that show a blank.
 LIKE_OURS = re.compile("^(?=[\\s\u2800\U0001d159]*[\\[>\ufe47\ufe65\uff1e\uff3b])")
