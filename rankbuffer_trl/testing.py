@@ -16,8 +16,8 @@ from .buffer import AnchorBuffer
 from .groups import Query, Rollout, RolloutGroup, Rubric
 from .judge import Call, Judge, Question, Reply, TransportError, Usage
 from .judge.probabilities import without_doubt
-from .rewards.listen import early_questions, first_questions, without
 from .rewards.method import GroupScore, RewardMethod
+from .rewards.prefetch import early_questions, first_questions, without
 
 RUBRICS: dict[str, Callable[[int], int]] = {
     "Is high.": lambda q: min(q, 10),

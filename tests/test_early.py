@@ -15,7 +15,7 @@ from test_methods import METHODS
 
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
-from rankbuffer_trl.rewards.listen import early_questions
+from rankbuffer_trl.rewards.prefetch import early_questions
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.testing import QUERY, faulty, make, truth
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore

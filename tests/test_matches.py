@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL
-from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.matches import make_match
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament

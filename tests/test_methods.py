@@ -26,11 +26,11 @@ from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
 from rankbuffer_trl.rewards.beyond.ruler import Ruler
 from rankbuffer_trl.rewards.gdpo import GDPO
-from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import MEMBERS, RewardMethod, load_method, score_by_order
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR

@@ -21,8 +21,8 @@ from rankbuffer_trl.judge.errors import printable
 from rankbuffer_trl.judge.judge import Askable, explain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.quoting import LONGEST
-from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig

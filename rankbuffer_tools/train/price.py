@@ -10,7 +10,7 @@ from statistics import fmean
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
-from rankbuffer_trl.rewards.listen import first_questions
+from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import some, stand_in

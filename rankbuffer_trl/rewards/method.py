@@ -18,7 +18,7 @@ from ..groups import RolloutGroup
 from ..judge import Judge
 from ..ranking import place_rewards, place_tiers, tier_places
 from ..settings import check_arguments, load_path
-from .listen import VisitCost, played
+from .cost import VisitCost, simulated_costs
 
 MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
 # Commit e122f1a is the last with them.
@@ -78,7 +78,7 @@ class RewardMethod(Protocol):
     """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only.
 
     A class that derives from this one needs a `name` and `score`. What `score` asks first, and what it asks whatever
-    the missing rollouts are, is found by `rewards/listen.py`, which runs it with a judge that never answers.
+    the missing rollouts are, is found by `rewards/prefetch.py`, which runs it with a judge that never answers.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -100,7 +100,7 @@ class RewardMethod(Protocol):
 
         A rollout without an answer has the reward -1 and, except in Tournament-GRPO, is never judged. A failed
         judgment is never a score: the rollouts that it was about have the reward `None`. `score` waits for nothing but
-        the judge, and keeps nothing: it also runs to hear what it asks.
+        the judge, and keeps nothing: it also runs to record its questions.
 
         Args:
             group (`RolloutGroup`):
@@ -136,10 +136,10 @@ class RewardMethod(Protocol):
             G (`int`):
                 Size of a group.
         """
-        return max(visit.most_shown for visits in played(self, G, G) for visit in visits)
+        return max(visit.most_shown for visits in simulated_costs(self, G, G) for visit in visits)
 
     def _visits(self, group: RolloutGroup, first: bool) -> list[VisitCost]:
-        return played(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
+        return simulated_costs(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
 
 
 def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: Any) -> GroupScore:

@@ -17,8 +17,8 @@ from ..judge import Call, Judge, JudgeError, Question
 from ..judge.errors import first_leaf
 from ..judge.judge import explain
 from ..judge.ledger import READER
-from ..rewards.listen import first_questions
 from ..rewards.method import GroupScore, RewardMethod
+from ..rewards.prefetch import first_questions
 from ..store import BufferStore, history
 from ..store.history import ReadRow
 from ..store.places import LIVE_STORE

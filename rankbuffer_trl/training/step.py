@@ -15,8 +15,8 @@ from ..groups import Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Question, Usage
 from ..judge.errors import first_leaf
 from ..judge.judge import Askable, explain
-from ..rewards.listen import early_questions, without
 from ..rewards.method import GroupScore, RewardMethod
+from ..rewards.prefetch import early_questions, without
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer

@@ -13,10 +13,10 @@ from test_methods import METHODS
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Question, Verdict, VerdictError, pairwise_question
-from rankbuffer_trl.rewards.listen import early_questions, first_questions, without
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import RewardMethod, score_by_order, score_by_reward
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards.prefetch import early_questions, first_questions, without
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.testing import make, play
 from rankbuffer_trl.training.step import PENDING
@@ -135,7 +135,7 @@ class Gathers(RewardMethod):
         return score_by_order(group, [])
 
 
-def test_first_questions_are_heard_from_tasks_and_inside_a_running_loop():
+def test_first_questions_are_found_from_tasks_and_inside_a_running_loop():
     async def inside():
         return first_questions(Gathers(), make([5, 6, 7]))
 
