@@ -21,7 +21,7 @@ from .judge.config import JudgeConfig, read_judge
 from .rewards.format import AnswerReader
 from .rewards.method import GroupScore, RewardMethod, load_method
 from .store import BufferStore, StoreError, history
-from .training.step import RESUME, OpenStep
+from .training.step import RESUME, Scoring, Step
 
 AnyQuery = Query | Mapping[str, Any] | str | list[dict]
 AnyJudge = Judge | ChatClient | JudgeConfig | Mapping[str, Any]
@@ -105,13 +105,11 @@ class GroupRanker:
             max_failures, config = config.judge_max_failures, config.judge()
         if not isinstance(config, Judge) and not hasattr(config, "complete"):
             raise SettingsError(f"a {type(judge).__name__} is no judge: pass a Judge, a client, or a judge's settings")
-        self.method = method
-        self.judge = config if isinstance(config, Judge) else Judge(config)
-        self.max_failures = max_failures
-        self.step_timeout = step_timeout
+        judge = config if isinstance(config, Judge) else Judge(config)
         self.answers = AnswerReader(format_check)
         self._folder = TemporaryDirectory(prefix="rankbuffer-")  # of a store that ends with `close`
         self.store = BufferStore(store or Path(self._folder.name) / "live.sqlite")
+        self.scoring = Scoring(method, judge, self.store, max_failures, step_timeout)
         # One thread has the store: a commit may wait for a reader of the file, and the event loop must not.
         self._thread = ThreadPoolExecutor(1, "store")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
@@ -155,7 +153,7 @@ class GroupRanker:
     async def close(self) -> None:
         """Close the store, and the connections of a judge that was made from settings."""
         if self._owns_judge:
-            await self.judge.client.close()
+            await self.scoring.judge.client.close()
         await self._in_store(self.store.close)
         self._thread.shutdown()
         self._folder.cleanup()
@@ -171,7 +169,7 @@ class GroupRanker:
             return given
         row = normal_row(dict(given) if isinstance(given, Mapping) else {"prompt": given})
         row |= {} if row.get("rubrics") else generic_row("a query to rank")
-        for fault in row_faults(row, "the query", {}, self.method.responses_needed):
+        for fault in row_faults(row, "the query", {}, self.scoring.method.responses_needed):
             raise DataError(fault)
         return Query.from_row(row)
 
@@ -189,20 +187,15 @@ class GroupRanker:
         )
 
     async def _judged(self, group: RolloutGroup) -> GroupScore:
-        buffer = await self._in_store(lambda: self.store.load(group.query.id))
-        limits = (self.max_failures, self.step_timeout)
-        opened = OpenStep(self.method, self.judge, [group], [buffer], group.step, "train", *limits, self.store.spend)
-        records = []
+        step, scores = await self._in_store(lambda: Step(self.scoring, [group], group.step)), []
         try:
-            await opened.start()
-            (score,) = await opened.finish([group])
-            records = [(group, score)]
-            return score
+            await step.start()
+            scores = await step.finish([group])
+            return scores[0]
         except JudgeError as error:
             raise JudgeError(str(error).replace(RESUME, AGAIN)) from None
         finally:  # no question is in flight now, also after a cancellation; those that were answered were paid for
-            calls = opened.judge.drain()
-            await self._in_store(lambda: self.store.commit(group.step, records, calls))
+            await self._in_store(lambda: step.commit(scores))
 
     async def _in_store(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

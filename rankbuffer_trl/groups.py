@@ -92,8 +92,8 @@ class RolloutGroup:
         step (`int`):
             The trainer's global step at which the rollouts were generated, from 0.
         epoch (`int`, *optional*):
-            The number of the pass over the data, from 0. `None` if the trainer does not know it. [`GroupScorer`] then
-            uses the number of the query's earlier visits.
+            The number of the pass over the data, from 0. `None` if the trainer does not know it. [`Step`] then uses
+            the number of the query's earlier visits.
     """
 
     query: Query
@@ -103,7 +103,7 @@ class RolloutGroup:
 
     @property
     def known_epoch(self) -> int:
-        """The epoch of a group that a reward method scores. [`GroupScorer`] sets it before.
+        """The epoch of a group that a reward method scores. [`Step`] sets it before.
 
         Raises:
             `ValueError`: if the epoch is not set.

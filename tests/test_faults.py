@@ -69,6 +69,7 @@ from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import ODD, warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.training.first import first_question
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
 
@@ -573,7 +574,7 @@ def test_first_question_has_an_end_at_a_server_that_drips(fault, question, score
         within(PATIENT, judge.client, lambda: judge.first_question(question, timeout=0.3))
     made = scorer(fault.judge(drip, 0), step_timeout=0.3)
     with pytest.raises(JudgeError, match=r"first question within 0\.3 s"):
-        made.first_question(numbers())
+        first_question(made, numbers())
 
 
 def finished(content: object, reason: str, **more: object) -> Callable:

@@ -93,12 +93,12 @@ def test_rank_counts_a_failure_never_as_a_score():
 def test_rank_takes_a_prompt_a_row_and_settings():
     prompt = [{"role": "user", "content": "Which?"}]
     ranker = GroupRanker("listwise", {"judge_max_failures": 0.5}, format_check="think")
-    assert ranker.max_failures == 0.5 and isinstance(ranker.judge.client, RubricJudge)
-    ranker.judge.client.close = AsyncMock()
+    assert ranker.scoring.max_failures == 0.5 and isinstance(ranker.scoring.judge.client, RubricJudge)
+    ranker.scoring.judge.client.close = AsyncMock()
     scores, left, _ = run(ranker, *(("Which?" if i else prompt, "<think>a</think>b c") for i in range(2)))
     assert [row[:2] for row in left["groups"]] == [(prompt_id(prompt), 0), (prompt_id(prompt), 1)]
     assert {row[-1] for row in left["responses"]} == {"b"}, "the judge sees the answer alone"
-    assert scores[0].rewards == (1.0, -1.0) and ranker.judge.client.close.await_count == 1
+    assert scores[0].rewards == (1.0, -1.0) and ranker.scoring.judge.client.close.await_count == 1
     judge = scripted_judge(by_number)
     judge.client.close = AsyncMock(side_effect=AssertionError("it is not the ranker's"))
     assert asyncio.run(rank_texts("Which?", ["7", "9", "8"], judge)).rewards == (-1.0, 1.0, 0.0)

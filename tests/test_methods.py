@@ -36,7 +36,7 @@ from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
 from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, RUBRICS, fails, faulty, make, play, quality, truth, unguarded
-from rankbuffer_trl.training.scorer import stand_in
+from rankbuffer_trl.training.first import first_question, stand_in
 
 METHODS = (
     Pointwise(),
@@ -199,7 +199,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
     }
     for method in {type(method): method for method in METHODS}.values():
         made = scorer(scripted_judge(lambda messages: truth(messages[0]["content"])), method)
-        made.first_question(QUERY)
+        first_question(made, QUERY)
         assert made.store.totals().calls == 0
         assert len(first_questions(method, stand_in(QUERY, 8))) >= 1, f"{method}: a preflight has something to ask"
         for step in range(2):

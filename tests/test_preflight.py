@@ -32,6 +32,7 @@ from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.budget import spent_before
+from rankbuffer_trl.training.first import first_question
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import open_scorer
 
@@ -221,7 +222,7 @@ def test_method_that_asks_nothing_is_refused_and_one_may_ask_nothing_about_two_r
             pytest.raises(SettingsError, match="'sparing' asks the judge nothing") if least > 8 else nullcontext()
         )
         with closing(open_scorer(args, None)) as scorer, refused:
-            scorer.first_question(query)
+            first_question(scorer, query)
         with refused:
             RunPrice(RunPlan.of(args, rows, None)).estimated_cost()
 

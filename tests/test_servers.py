@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.judge import Judge, JudgeError, Question, insertion_question
 from rankbuffer_trl.judge import servers as module
 from rankbuffer_trl.judge.servers import HOLDS, Servers
+from rankbuffer_trl.training.first import first_question
 
 PATIENCE = 30.0  # seconds for what should happen at once
 FOR_EVER = 1e9
@@ -249,7 +250,7 @@ def test_servers_hold_all_questions_at_a_limit_of_requests_as_long_as_some_are_a
 def test_servers_that_are_waited_for_end_with_the_time_of_a_step(scorer):
     client = Remote(0)
     made = scorer(Judge(Servers([client], wait=FOR_EVER), max_attempts=1), step_timeout=PATIENCE)
-    made.first_question(numbers())
+    first_question(made, numbers())
     client.state, made.step_timeout = "down", 0.5
     with pytest.raises(JudgeError, match=r"did not finish a step within judge_step_timeout=0\.5 s"):
         made.score([group(numbers(), "5 15", 0)], 0)

@@ -23,6 +23,7 @@ from rankbuffer_trl.judge.rubric_judge import RubricJudge
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.training.first import first_question
 from rankbuffer_trl.training.scorer import GroupScorer
 
 TOKENS = Usage(10, 4, 3)  # of a reply of the scripted judge
@@ -132,7 +133,7 @@ def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
                 return by_number(messages)
 
             made = GroupScorer(RankBuffer(), scripted_judge(answer), BufferStore(tmp_path / LIVE_STORE))
-            made.first_question(numbers())
+            first_question(made, numbers())
             made.store.rewind(0)
             made.score([group(numbers(), " ".join(map(str, range(20))), step=0)], step=0)
 

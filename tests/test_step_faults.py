@@ -22,7 +22,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
-from rankbuffer_trl.training.step import OpenStep
+from rankbuffer_trl.training.step import Step
 
 
 def number(prompt: str) -> web.Response:
@@ -130,7 +130,7 @@ def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer
 def end_time(monkeypatch) -> Callable[[], object]:
     """Give a function that ends the time of the step that waits for its judge, whatever its limit is."""
     running = []
-    monkeypatch.setattr(OpenStep, "_time", lambda step, limit: running.append((asyncio.get_running_loop(), limit)))
+    monkeypatch.setattr(Step, "_time", lambda step, limit: running.append((asyncio.get_running_loop(), limit)))
     return lambda: running[-1][0].call_soon_threadsafe(running[-1][1].reschedule, 0)
 
 

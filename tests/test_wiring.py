@@ -413,8 +413,8 @@ def rank_a_group(at, values: dict) -> None:
 
 @starts("GroupRanker", GroupRanker, rank_a_group)
 def group_ranker(at) -> dict:
-    at.ends.doors("rankbuffer_trl.group_ranker", "OpenStep BufferStore load_method")
-    rows = reward(at) | listwise() | {"seed": 10, "step_timeout": To(88.0, {"timeout": 88.0})}
+    at.ends.doors("rankbuffer_trl.group_ranker", "Scoring BufferStore load_method")
+    rows = reward(at) | listwise() | {"seed": 10}
     return rows | {"format_check": To("think", lambda ends: "a plan" not in ends.asked)}
 
 
@@ -477,7 +477,7 @@ def train_and_resume(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, train_and_resume)
 def a_run(at) -> dict:
-    names = "scorer.GroupScorer scorer.Repair trainer.AnswerReader trainer.GroupReward.begin trainer.scale_by_signal"
+    names = "scorer.GroupScorer scorer.Repair trainer.AnswerReader state.GroupReward.begin trainer.scale_by_signal"
     at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
     at.ends.doors("rankbuffer_trl.checkpointing", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")

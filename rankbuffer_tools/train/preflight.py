@@ -26,8 +26,8 @@ from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.first import stand_in
 from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.scorer import stand_in
 
 from ..jobs.reach import (
     CHARACTERS_PER_TOKEN,

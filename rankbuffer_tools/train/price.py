@@ -12,8 +12,8 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
 from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.training.budget import spent_before
+from rankbuffer_trl.training.first import some, stand_in
 from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.scorer import some, stand_in
 
 from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..jobs.script import duration, short

@@ -146,9 +146,15 @@ class Judge:
         self.on_spent = on_spent
         self.calls: list[Call] = []
 
-    def for_method(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
-        """Return a judge with the same client, settings and count, but with its own ledger, method and watcher."""
-        return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call, self.on_spent)
+    def for_method(
+        self,
+        method: str = "",
+        on_call: Callable[[Call], None] | None = None,
+        on_spent: Callable[[Usage], None] | None = None,
+    ) -> "Judge":
+        """Return a judge with the same client and settings, but with its own ledger, method and watchers."""
+        on_spent = on_spent or self.on_spent
+        return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call, on_spent)
 
     async def ask(self, question: Askable) -> Any | None:
         """Return the parsed verdict of `question`, or `None` if there is none.

@@ -104,7 +104,7 @@ class RewardMethod(Protocol):
 
         Args:
             group (`RolloutGroup`):
-                The rollouts of one query. [`GroupScorer`] has set its epoch.
+                The rollouts of one query. [`Step`] has set its epoch.
             buffer (`AnchorBuffer`, *optional*):
                 The query's buffer, `None` on its first visit.
             judge (`Judge`):

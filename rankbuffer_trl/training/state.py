@@ -14,6 +14,7 @@ from ..settings import changed_arguments, load_path
 from ..store.places import SAVED
 from .budget import check_budget
 from .config import RankBufferConfig
+from .first import first_question
 from .plan import RunPlan
 from .reward_function import GroupReward
 
@@ -101,7 +102,7 @@ class StoreState:
             if repair := self.reward.scorer.repair:
                 repair.warn_if_late(self.reward.scorer.store)
         if not saved or self.plan.done < self.plan.batches.steps:
-            self.reward.scorer.first_question(queries[queries.ids[0]])
+            first_question(self.reward.scorer, queries[queries.ids[0]])
         if not saved:
             self.reward.restart()
 

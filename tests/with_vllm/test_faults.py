@@ -13,6 +13,7 @@ from rankbuffer_trl.judge import Judge, JudgeError, insertion_question
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.first import first_question
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -134,4 +135,4 @@ def test_a_server_that_dies_ends_the_step_with_its_cause(doomed_server, scorer, 
     assert "unreachable), more than judge_max_failures" in str(died.value)
     assert f"judge at {doomed_server.url}" in str(died.value)
     with pytest.raises(JudgeError, match=r"nothing was started. Outcome: unreachable.*[Cc]onnect.*Is the server up"):
-        scorer.first_question(texts.query())
+        first_question(scorer, texts.query())
