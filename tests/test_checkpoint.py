@@ -437,7 +437,7 @@ def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path,
     trainer = training()
     with pytest.raises(CheckpointError, match=r"did not write.*trust_checkpoint"):
         trainer.train(resume_from_checkpoint=str(foreign))
-    assert trainer.rank_reward.scorer.store.last_step() is None
+    assert trainer.store.last_step() is None
     trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
     trusting.train(resume_from_checkpoint=str(foreign))
     assert trusting.state.global_step == 2

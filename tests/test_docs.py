@@ -289,7 +289,7 @@ def test_the_settings_that_extending_shows_train(own, training):
         recipe["judge_client_args"]["url"] = f"{address}/judge"
         trainer = training(max_steps=1, **recipe)
         trainer.train()
-    store = trainer.rank_reward.scorer.store
+    store = trainer.store
     assert 0 < store.totals().calls <= len(asked) and store.totals().failures == 0 and "\n> " in asked[0]
     assert {row[0] for row in store.rows("SELECT method FROM calls")} == {"beats_best"}
     identity = trainer.run_state.identity()

@@ -177,7 +177,7 @@ def runs(tmp_path_factory, tiny_policy, data_file):
 
 
 def buffers_of(theirs: ScriptedTrainer) -> dict:
-    store = theirs.rank_reward.scorer.store
+    store = theirs.store
     return {id: state(buffer) for id in theirs.train_queries.ids if (buffer := store.load(id))}
 
 

@@ -210,7 +210,7 @@ def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, traini
 def test_trainer_asks_a_first_question_before_anything_runs(training):
     judge = scripted_judge(lambda messages: TransportError("connection refused"), guard=True)
     trainer = training(judge=judge)
-    store = trainer.rank_reward.scorer.store
+    store = trainer.store
     store.commit(0, [], [call()], "train")  # of an earlier run in this folder
     with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
         trainer.train()

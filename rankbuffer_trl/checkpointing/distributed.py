@@ -69,3 +69,10 @@ def on_main_process(work: Callable[[], T]) -> T:
     if payload[1] is not None:
         raise payload[1]
     return payload[0]
+
+
+def made_on_main_process(make: Callable[[], T]) -> T | None:
+    """Return what `make` makes on the main process, `None` on the others. It is a collective, and raises as above."""
+    made: list[T] = []
+    on_main_process(lambda: made.append(make()))
+    return made[0] if made else None

@@ -84,8 +84,8 @@ class CardFacts:
         return cls(
             settings=trainer.args.to_dict(),
             state=trainer.state,
-            method=trainer.rank_reward.scorer.method,
-            queries=len(trainer.rank_reward.queries),
+            method=trainer.run_state.plan.method,
+            queries=len(trainer.run_state.plan.queries),
             base_model=trainer.model.config.name_or_path,
             peft=is_peft_model(trainer.model),
             paper=PAPER,

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import GRPOConfig
 
-from ..checkpointing.distributed import on_main_process
+from ..checkpointing.distributed import made_on_main_process, on_main_process
 from ..data.queries import DataError, QueryTable, normal_row
 from ..errors import SettingsError
 from ..groups import Messages, Rollout, RolloutGroup
@@ -56,8 +56,8 @@ class GroupReward:
     Args:
         queries (`QueryTable`):
             The queries to train on.
-        open_scorer (`Callable[[], GroupScorer]`):
-            Opens the scorer, with judge and store. It is called once, on the main process alone.
+        scorer (`GroupScorer`, *optional*):
+            The scorer. `None` on other processes than the main one.
         args ([`RankBufferConfig`] or `GroupSettings`):
             The settings. `num_generations` is `G`, and `format_check` stands in messages alone.
         eval_queries (`QueryTable`, *optional*):
@@ -69,7 +69,7 @@ class GroupReward:
     def __init__(
         self,
         queries: QueryTable,
-        open_scorer: Callable[[], GroupScorer],
+        scorer: GroupScorer | None,
         args: RankBufferConfig | GroupSettings,
         eval_queries: QueryTable | None = None,
     ):
@@ -81,12 +81,7 @@ class GroupReward:
         self._started = False
         self._step = 0  # of the last generation
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
-        self._scorer: GroupScorer | None = None
-
-        def open_here() -> None:
-            self._scorer = open_scorer()
-
-        on_main_process(open_here)
+        self._scorer = scorer
 
     @property
     def scorer(self) -> GroupScorer:
@@ -254,17 +249,12 @@ class GroupReward:
             raise SettingsError(f"nothing to rank in the first {PATIENCE} generations, so the run stops: {what}")
         logger.warning(f"step {step}: {what}")
 
-    def restart(self, saved: Path | None = None) -> None:
-        """Get ready for a run: from the store of a checkpoint, or with an empty store. Main process only."""
+    def restart(self, rewound: bool) -> None:
+        """Get ready for a run. `rewound` says that the store holds no step after its start. Main process only."""
         self._unanswered = 0
-        self._started = saved is None
+        self._started = rewound
         self._step = 0
         self.scorer.leave_step(False)
-        if saved is None:
-            # At once, so that an evaluation before the first step does not see the buffers of another run.
-            self.scorer.store.rewind(0)
-        else:
-            self.scorer.store.restore(saved)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""
@@ -359,7 +349,7 @@ class RankBufferReward:
         self._unscored: list[bool] = []  # of the rollouts of the last call
         self._reward = GroupReward(
             queries,
-            lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
+            made_on_main_process(lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout)),
             GroupSettings(num_generations, self.answers.check, num_generations_eval),
             eval_queries,
         )

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpointing.checkpoint import publishable
-from ..judge import RubricJudge
+from ..checkpointing.distributed import made_on_main_process
+from ..judge import Judge, RubricJudge
 from ..monitoring.model_card import public
 from ..rewards.method import find_method
 from ..settings import changed_arguments, load_path
+from ..store import BufferStore
 from ..store.places import SAVED
 from .budget import check_budget
 from .config import RankBufferConfig
 from .first import first_question
 from .plan import RunPlan
 from .reward_function import GroupReward
+from .scorer import open_scorer
 
 # What buffers depend on: its name in a checkpoint, what it means, and where a run has it. The strings are the classes
 # of the clients of judge and reader. What a later version lacks stays here as `None`: a checkpoint that has it set
@@ -49,19 +52,31 @@ class StoreState:
     Args:
         plan ([`RunPlan`]):
             The plan of the run.
+        judge, reader ([`Judge`], *optional*):
+            As those of [`RankBufferTrainer`].
+
+    Attributes:
         reward ([`GroupReward`]):
-            The rank reward, which has the store on the main process.
+            The rank reward.
     """
 
     file = SAVED
 
-    def __init__(self, plan: RunPlan, reward: GroupReward):
+    def __init__(self, plan: RunPlan, judge: Judge | None = None, reader: Judge | None = None):
         self.plan = plan
-        self.reward = reward
+        scorer = made_on_main_process(
+            lambda: open_scorer(plan.args, judge, plan.method, plan.batches.ends_generation, reader)
+        )
+        self.reward = GroupReward(plan.queries, scorer, plan.args, plan.eval_queries)
         self.names: dict[str, str | None] = {}  # of policy and data, for people
         self.steps_per_epoch = plan.batches.steps_per_epoch
         self.ends_generation = plan.batches.ends_generation
-        self.wake = reward.leave_step
+        self.wake = self.reward.leave_step
+
+    @property
+    def store(self) -> BufferStore:
+        """The store of the run. Only the main process has one."""
+        return self.reward.scorer.store
 
     def identity(self) -> dict[str, Any]:
         """Return what buffers depend on."""
@@ -75,9 +90,8 @@ class StoreState:
 
     def facts(self) -> dict[str, Any]:
         """Return the names of policy and data as they may be published, and the sums of the ledger."""
-        store = self.reward.scorer.store
         names = {key: public(name) if name else None for key, name in self.names.items()}
-        return {**names, "totals": {phase: store.totals(phase).as_dict() for phase in ("train", "eval")}}
+        return {**names, "totals": {phase: self.store.totals(phase).as_dict() for phase in ("train", "eval")}}
 
     def check_start(self, saved: Path | None, step: int) -> None:
         """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
@@ -96,27 +110,29 @@ class StoreState:
         Raises:
             [`JudgeError`]: if the judge does not answer.
         """
-        queries = self.plan.queries
+        queries, scorer = self.plan.queries, self.reward.scorer
         if saved:
-            self.reward.restart(saved)
-            if repair := self.reward.scorer.repair:
-                repair.warn_if_late(self.reward.scorer.store)
+            self.store.restore(saved)
+            if scorer.repair:
+                scorer.repair.warn_if_late(self.store)
         if not saved or self.plan.done < self.plan.batches.steps:
-            first_question(self.reward.scorer, queries[queries.ids[0]])
+            first_question(scorer, queries[queries.ids[0]])
         if not saved:
-            self.reward.restart()
+            # At once, so that an evaluation before the first step does not see the buffers of another run.
+            self.store.rewind(0)
+        self.reward.restart(rewound=not saved)
 
     def save(self, folder: Path) -> None:
         """Write the store into a folder."""
-        self.reward.scorer.store.save(folder)
+        self.store.save(folder)
 
     def rewind(self, step: int) -> None:
         """Take back the groups and calls after this step."""
-        self.reward.scorer.store.rewind(step)
+        self.store.rewind(step)
 
     def over_budget(self) -> str | None:
         """Say which budget of the judge is used up, `None` if none is."""
-        return self.plan.args.over_budget(self.reward.scorer.store.spent)
+        return self.plan.args.over_budget(self.store.spent)
 
 
 def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reader: str | None = None) -> dict[str, Any]:

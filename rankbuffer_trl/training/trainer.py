@@ -29,12 +29,11 @@ from ..monitoring.non_fatal import non_fatal
 from ..monitoring.step_log import StepLog
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..rewards.reward_functions import numbered
+from ..store import BufferStore
 from .advantages import scale_by_signal
 from .config import RankBufferConfig
 from .plan import RunPlan
-from .reward_function import GroupReward
 from .rollouts import limit_requests, separate_rollouts
-from .scorer import open_scorer
 from .state import StoreState
 
 logger = logging.getLogger(__name__)
@@ -114,13 +113,8 @@ class RankBufferTrainer(ResumableTrainer):
         args.check_view(tools=bool(kwargs.get("tools") or kwargs.get("environment_factory")))
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
-        self.rank_reward = GroupReward(
-            queries,
-            lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation, reader),
-            args,
-            eval_queries,
-        )
-        state = StoreState(plan, self.rank_reward)
+        state = StoreState(plan, judge, reader)
+        self.rank_reward = state.reward
         more = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
         functions = [format_reward, *plan.functions, *more]
         super().__init__(
@@ -159,6 +153,11 @@ class RankBufferTrainer(ResumableTrainer):
         on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args.max_prompt_length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
+
+    @property
+    def store(self) -> BufferStore:
+        """The store of buffers, history and ledger. Only the main process has one."""
+        return self.rank_reward.scorer.store
 
     def _rounds_away(self) -> bool:
         """Whether weights are trained in bfloat16 alone, at a learning rate that they are too coarse for."""
@@ -241,11 +240,11 @@ class RankBufferTrainer(ResumableTrainer):
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
             folder = Path(output_dir or self.args.output_dir)
-            on_main_process(lambda: write_table(self.rank_reward.scorer.store, folder))
+            on_main_process(lambda: write_table(self.store, folder))
 
     def _prepare_push(self) -> None:
         super()._prepare_push()
-        write_table(self.rank_reward.scorer.store, Path(self.args.output_dir))
+        write_table(self.store, Path(self.args.output_dir))
         if self.is_in_train:  # else `push_to_hub` asks for the card later
             self._write_card(self.dataset_name)
 
@@ -259,7 +258,7 @@ class RankBufferTrainer(ResumableTrainer):
     @non_fatal("the model card")
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
         facts = CardFacts.of(self, dataset_name, tags)
-        write_model_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)
+        write_model_card(Path(self.args.output_dir), self.store, facts)
 
     def close(self) -> None:
         """Close the store and the connections to judge and rollout server."""
