@@ -15,11 +15,14 @@ from conftest import QUICKSTART, ROOT
 from helpers.judges import spelled
 from helpers.scripted import config, run
 from helpers.servers import served
+from transformers import Qwen3Config
+from trl import ModelConfig
 
 from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_tools.jobs.script import duration, short
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
+from rankbuffer_tools.train.memory import memory_line
 from rankbuffer_tools.train.parser import RecipeParser, read_recipe
 from rankbuffer_tools.train.preflight import preflight, report
 from rankbuffer_tools.train.price import RunPrice
@@ -188,6 +191,45 @@ def test_cost_of_each_recipe_is_that_of_a_replay_of_four_epochs(name, tmp_path, 
         lines = RunPrice(RunPlan.of(args, written.remove_columns("responses"), None)).estimated_cost()
         low, high = announced(lines)
         assert low < real < high and high > 2 * low and "max_completion_length=400" in lines[1]
+
+
+def test_a_plan_says_what_it_leaves_open(tmp_path, rows):
+    paid = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
+    few, price, made = (
+        "8 steps are few: .* num_train_epochs to 9",
+        "add judge_prompt_price",
+        "7 responses to each",
+    )
+    bare, longer = rows.remove_columns("responses"), {"num_train_epochs": 9}
+    for given, data, said in (
+        (paid, bare, [few, price, made]),
+        (paid | {"judge_prompt_price": 1.0, "judge_completion_price": 1.0} | longer, rows, []),
+        (longer, bare, [made]),
+    ):
+        lines = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", **given), data, None)).advice()
+        assert len(lines) == len(said) and all(map(re.search, said, lines)), lines
+
+
+def test_memory_is_that_of_the_page_and_counts_a_reference_policy_and_lora(tmp_path):
+    """The arithmetic at the head of recipes/launch/one_node.sh: 33 + 5 + 12 = 50 GB."""
+    sizes = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, head_dim=128)
+    Qwen3Config(vocab_size=151936, num_key_value_heads=8, **sizes).save_pretrained(tmp_path / "policy")
+    batch = {"per_device_train_batch_size": 2, "max_prompt_length": 4096, "max_completion_length": 4096}
+    policy = ModelConfig(model_name_or_path=str(tmp_path / "policy"))
+    for given, model, said in (
+        ({}, policy, r"about 50 GB = 33 GB of weights, gradients and optimizer \+ 4.8 GB of .* \+ 12 GB of logits$"),
+        ({"beta": 0.1}, policy, "about 54 GB = 37 GB"),
+        ({}, replace(policy, use_peft=True), "about 21 GB = 4.1 GB"),
+        ({"gradient_checkpointing": False}, policy, "take many times this"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, policy, "vLLM takes 0.3 of the GPU besides"),
+        (
+            {},
+            ModelConfig(model_name_or_path="org/not-here"),
+            "not computed, because the policy's config is not on this",
+        ),
+    ):
+        args = config(tmp_path, dry_run=True, num_processes=4, **batch, **given)
+        assert re.search(said, memory_line(args, model)), memory_line(args, model)
 
 
 def test_report_counts_its_questions_as_spent_if_the_run_starts_after_it(tmp_path, rows, capsys):
@@ -500,14 +542,14 @@ def test_run_stops_after_its_checks_without_a_gpu_or_a_policy(tmp_path, capsys, 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(command, "build_trainer", lambda *_: pytest.fail("a check loads no policy"))
     words = ["--config", "paper/rankbuffer.yaml", "--dataset_name", str(QUICKSTART / "howto.jsonl")]
-    words += ["--num_processes", "8", "--output_dir", str(tmp_path / "run"), "--judge_model", "rubric-judge"]
+    words += ["--output_dir", str(tmp_path / "run"), "--judge_model", "rubric-judge"]  # eight, as the recipe means
     said = {}
     for mode, topic in (("dry_run", "dry run"), ("preflight_only", "preflight")):
         with vllm_like(40_000) as (url, asked):
             command.run(*RecipeParser().parse_args_and_config([*words, "--judge_url", url, f"--{mode}", "true"]))
         lines = capsys.readouterr().out.splitlines()
         said[mode] = [line.removeprefix(f"[{topic}] ") for line in lines]
-        assert f"[{topic}] processes: 8, as given by num_processes" in lines
+        assert f"[{topic}] processes: 8, planned for" in lines
         (cost,) = (line for line in said[mode] if line.startswith("the run: 80 groups of 8 rollouts, 640 to 960"))
         assert ("at this rate" in cost) == (mode == "preflight_only") == bool(asked)
     plan = said["dry_run"].index(next(line for line in said["dry_run"] if line.startswith("hub: "))) + 1

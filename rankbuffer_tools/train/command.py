@@ -49,6 +49,7 @@ from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 from ..data.tokens import load_tokenizer
 from ..paper import RECIPE_FOLDER
 from .ending import FAILED, exit_code, tell_launcher
+from .memory import memory_line
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
 from .price import RunPrice
@@ -271,7 +272,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         left = max(steps - plan.done, 0)
         say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} steps are left"])
     if training_args.dry_run:
-        say("dry run", RunPrice(plan).estimated_cost())
+        say("dry run", [*RunPrice(plan).estimated_cost(), memory_line(training_args, model_args)])
         return
     if training_args.preflight_only:
         on_main_process(lambda: report(plan))

@@ -15,6 +15,7 @@ from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.first import some, stand_in
 from rankbuffer_trl.training.plan import RunPlan
 
+from ..data.responses import score_questions
 from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..jobs.script import duration, short
 from .rehearsal import rehearse
@@ -23,6 +24,10 @@ SAMPLED = 8
 """The most queries whose visits are rehearsed. All first questions tell how much longer the other queries are."""
 REHEARSED = 12
 """The most visits of a query that are rehearsed."""
+LEARNED = 36
+"""The steps of the shortest run of ours that learned (experiments/)."""
+MADE = 7
+"""Responses to a prompt that the data step makes."""
 
 
 class RunPrice:
@@ -159,7 +164,7 @@ class RunPrice:
             f"{between([f'{n:,}' for n in calls])} judgments",
             f"about {between([short(each.spent_tokens) for each in totals])} tokens",
         ]
-        if prices := [f"{price:,.2f}" for each in totals if (price := args.endpoint.price(each)) is not None]:
+        if prices := [money(p) for each in totals if (p := args.endpoint.price(each)) is not None]:
             parts.append(f"about {between(prices)} at the prices given")
         if seconds is not None:
             times = [duration(seconds * each.spent_tokens / sample.spent_tokens) for each in totals]
@@ -188,7 +193,35 @@ class RunPrice:
         return [
             *self.cost(self.first_questions),
             "tokens are estimated by characters; --preflight_only asks the judge",
+            *self.advice(),
         ]
+
+    def advice(self) -> list[str]:
+        """Say what this plan leaves open: too few steps to show anything, no price, no responses."""
+        args, steps, lines = self.plan.args, self.plan.batches.steps, []
+        if steps < LEARNED:
+            epochs = math.ceil(LEARNED / self.plan.batches.steps_per_epoch)
+            lines.append(
+                f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set num_train_epochs to"
+                f" {epochs}, or bring more prompts"
+            )
+        if args.endpoint.urls and args.endpoint.prompt_price is None:
+            lines.append("for the money, add judge_prompt_price and judge_completion_price, of a million tokens")
+        if not self.written:
+            queries = [self.plan.queries[id] for id in self.plan.queries.ids]
+            asked = [each for query in queries for each in score_questions(query, [""] * MADE).values()]
+            low = estimate_tokens(asked, args.judge_guard)[0]
+            high = low + 2 * MADE * len(queries) * args.max_completion_length  # scored, and shown for the rubrics
+            lines.append(
+                f"{MADE} responses to each prompt would narrow that range: `data` of the launch scripts makes them,"
+                f" with their order and rubrics, for about {short(low)} to {short(high)} tokens of the judge"
+            )
+        return lines
+
+
+def money(price: float) -> str:
+    """Write a price with two digits at least."""
+    return f"{price:,.2f}" if price >= 1 else f"{price:.2g}"
 
 
 def between(ends: Sequence[str]) -> str:

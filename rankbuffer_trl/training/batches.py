@@ -125,7 +125,7 @@ class Batches:
         steps = f"save_steps {args.save_steps:g}, and the last step"
         saves = {"no": "none", "epoch": "after each epoch", "best": "at the best evaluations"}
         lines = [
-            f"processes: {N}" + (", as given by num_processes" if args.num_processes else ""),
+            f"processes: {N}" + (", planned for" if args.num_processes else ""),
             f"one generation: {N} processes x {args.per_device_train_batch_size} per device x"
             f" {args.steps_per_generation} micro steps = {args.generation_batch_size} rollouts ="
             f" {args.queries_per_generation} queries x {args.num_generations}",

@@ -167,8 +167,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             Number of queries in an optimizer step for which a recipe was written. It changes no batch. If a step has
             another number, the plan of `dry_run` and `preflight_only` says so.
         num_processes (`int`, *optional*):
-            Number of processes that `dry_run` or `preflight_only` computes for. Default: the number of running
-            processes.
+            Number of processes that `dry_run` or `preflight_only` computes for. Default: the number that a launcher
+            has started; without a launcher, one, or the number of the recipe if its batch makes no groups on one.
 
     Example:
 
@@ -248,11 +248,16 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         return self.dry_run or self.preflight_only
 
     @property
+    def recipe_processes(self) -> int:
+        """The number of processes that make the recipe's batch; 0 if the recipe names none, or no number does."""
+        step = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        meant, rest = divmod((self.recipe_queries_per_step or 0) * self.num_generations, max(step, 1))
+        return 0 if rest else meant
+
+    @property
     def other_processes(self) -> str:
         """What to do if a run of the recipe's number of processes is meant; empty if it has as many, or names none."""
-        step = self.per_device_train_batch_size * self.gradient_accumulation_steps
-        meant, rest = divmod((self.recipe_queries_per_step or 0) * self.num_generations, step)
-        if rest or meant in (0, self.world_size):
+        if (meant := self.recipe_processes) in (0, self.world_size):
             return ""
         how = "add" if self.only_checks else "start it by `accelerate launch` with"
         return f" If the recipe's {meant} processes are meant, {how} --num_processes {meant}."
@@ -357,6 +362,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 " `accelerate launch --num_processes`"
             )
         check_at_least(self, num_processes=1)
+        alone = self.only_checks and self.num_processes is None and "WORLD_SIZE" not in os.environ
+        rollouts = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if alone and rollouts % max(self.num_generations, 1):
+            self.num_processes = self.recipe_processes or None  # a laptop checks what eight GPUs will run
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
         elif not torch.accelerator.is_available() and not self.use_vllm:  # vLLM says that a GPU is meant

@@ -1,0 +1,45 @@
+"""The memory of a training GPU, by arithmetic from the policy's configuration. No weights are loaded."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl import ModelConfig
+
+from rankbuffer_trl.training.config import RankBufferConfig
+
+STATES = 2 + 2 + 12  # bytes a parameter: weights and gradients in bf16; master weights and Adam's moments in float32
+LOGIT = 10  # bytes: bf16, float32 and the gradient
+
+
+def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
+    """Say how much memory (1 GB is 1e9 bytes) training takes on one GPU, by the formulas of docs/scaling.md.
+
+    Several processes are taken to share the states of the optimizer, as ZeRO-3 does. LoRA's own are not counted: they
+    are below a hundredth of the policy.
+    """
+    name, revision = model.model_name_or_path, model.model_revision
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+        with torch.device("meta"):
+            policy = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):
+        return "memory of a GPU: not computed, because the policy's config is not on this machine (docs/scaling.md)"
+    parameters, text, rows = policy.num_parameters(), config.get_text_config(), args.per_device_train_batch_size
+    states = 2 if model.use_peft else STATES
+    if args.beta and not model.use_peft:
+        states += 2  # the reference policy
+    length = (args.max_prompt_length or 0) + args.max_completion_length
+    parts = {
+        "weights, gradients and optimizer": states * parameters / args.world_size,
+        "checkpointed activations": 2 * text.num_hidden_layers * rows * length * text.hidden_size,
+        "logits": LOGIT * rows * args.max_completion_length * text.vocab_size,
+    }
+    listed = " + ".join(f"{gigabytes(size)} of {name}" for name, size in parts.items())
+    more = "" if args.gradient_checkpointing else "; without gradient_checkpointing, activations take many times this"
+    if args.use_vllm and args.vllm_mode == "colocate":
+        more += f"; vLLM takes {args.vllm_gpu_memory_utilization:g} of the GPU besides"
+    return f"memory of a training GPU: about {gigabytes(sum(parts.values()))} = {listed}{more}"
+
+
+def gigabytes(size: float) -> str:
+    """Write a number of bytes with two digits or more."""
+    return f"{size / 1e9:.0f} GB" if size >= 1e10 else f"{size / 1e9:.2g} GB"
