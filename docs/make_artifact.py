@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent / "artifact.md"
 LONGEST = 15.0  # minutes of a claim that is run
 PATIENCE = 6  # times its minutes that a claim may take, on a busy machine
 RISEN = (("ratings_soft", 39), ("ratings_soft_seed_1", 37), ("pointwise", 27))
-LIGHT = "python -m experiments.first_light.report"
+LIGHT = "python -m experiments.weak_judge.report"
 SECOND = "python -m experiments.second_light.report"
 REPLAY = "python -m experiments.judge_cost.run --paper --acuity_queries 200"
 REAL = "python -m experiments.real_judge.report experiments/real_judge/qwen2.5-coder-1.5b.jsonl.gz"
@@ -35,8 +35,8 @@ quiet cores. `(at most)`: all slow tests together take that on quiet cores. The 
 """
 TAIL = """
 A row of a real policy or judge reads a record of answers and verdicts; the command does not ask the model again, which
-takes hours. [`first_light.md`](results/first_light.md) and [`real_judge`](../experiments/real_judge/README.md) have
-the commands. The duels of `first_light.md` have no row: only their shares were kept, which nothing can count again.
+takes hours. [`weak_judge.md`](results/weak_judge.md) and [`real_judge`](../experiments/real_judge/README.md) have
+the commands. The duels of `weak_judge.md` have no row: only their shares were kept, which nothing can count again.
 No row repeats a table of the paper: that needs GPUs, its data and its judge ([`paper.md`](paper.md)).
 """
 

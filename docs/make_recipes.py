@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "recipes" / "README.md"
-REPLAY, MINIATURE = (ROOT / "experiments" / name / "README.md" for name in ("judge_cost", "miniature"))
-FIRST_LIGHT = ROOT / "experiments" / "first_light" / "first_light.json.gz"
+REPLAY, TOY_POLICY = (ROOT / "experiments" / name / "README.md" for name in ("judge_cost", "toy_policy"))
+WEAK_JUDGE = ROOT / "experiments" / "weak_judge" / "weak_judge.json.gz"
 RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"
 BEGIN, END = "<!-- python docs/make_recipes.py writes this table -->\n", "<!-- end -->\n"
 GROUPS = 4000  # of a run of the paper's size
@@ -82,17 +82,17 @@ def agreements() -> dict[str, str]:
 
 
 def points() -> dict[str, str]:
-    """Return the quality that each row of the miniature ends with, and its seeds, by recipe."""
-    *_, text = MINIATURE.read_text().partition("## The rows of the paper")
+    """Return the quality that each row of the toy policy ends with, and its seeds, by recipe."""
+    *_, text = TOY_POLICY.read_text().partition("## The rows of the paper")
     parts = text, text.partition("--doubts")[2]  # of the rows of the paper, and of those under the judge with doubts
     paper, doubts = (re.search(r"Means over (\d+) seeds", part)[1] for part in parts)
     found = {}
-    for name, row in rows_with(MINIATURE, "true quality", "judge tokens").items():
+    for name, row in rows_with(TOY_POLICY, "true quality", "judge tokens").items():
         found[name] = f"{row['true quality']} ({paper})"
-    for name, row in rows_with(MINIATURE, "quality, error 0.3", "quality, error 0.09", "calls").items():
+    for name, row in rows_with(TOY_POLICY, "quality, error 0.3", "quality, error 0.09", "calls").items():
         seeds = 3 if name == "ruler" else 8  # in the text above their tables
         found.setdefault(name, f"{row['quality, error 0.09']} ({seeds})")
-    for name, row in rows_with(MINIATURE, "reads", "quality").items():
+    for name, row in rows_with(TOY_POLICY, "reads", "quality").items():
         if row["reads"] == "probabilities":
             found[name] = f"{row['quality']} † ({doubts})"
     return found
@@ -121,7 +121,7 @@ def table() -> str:
 
 def runs_for_real() -> dict[str, dict]:
     """Return the runs of a real policy under a real judge, by row."""
-    with gzip.open(FIRST_LIGHT) as file:
+    with gzip.open(WEAK_JUDGE) as file:
         return json.load(file)
 
 

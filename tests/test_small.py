@@ -108,7 +108,7 @@ def test_measure_counts_tokens_ends_and_repeated_words():
 
 @pytest.mark.slow
 def test_the_notebook_runs_from_its_first_cell_to_its_last(tiny_policy, tmp_path, monkeypatch):
-    path, key = ROOT / "examples" / "first_light.ipynb", "sk-not-to-be-seen"
+    path, key = ROOT / "examples" / "small_model.ipynb", "sk-not-to-be-seen"
     cells = json.loads(path.read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "what a run printed is kept"
     policy, out = shutil.copytree(tiny_policy, tmp_path / "policy"), tmp_path / "out"

@@ -1,6 +1,6 @@
-"""How many judge tokens does each reward take until the miniature's policy has 85 of 100?
+"""How many judge tokens does each reward take until the toy policy has 85 of 100?
 
-    python -m experiments.race.report runs/race/results.jsonl      # add finished runs of the miniature to the record
+    python -m experiments.race.report runs/race/results.jsonl      # add finished runs of the toy policy to the record
     python -m experiments.race.report                              # make the table from the record alone
     python -m experiments.race.report --judge blunt [RESULTS]      # the same for a judge with errors of 0.3
 
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from experiments.miniature.fooled import STEPS
-from experiments.miniature.report import BEYOND
-from experiments.miniature.run import read_results
+from experiments.toy_policy.fooled import STEPS
+from experiments.toy_policy.report import BEYOND
+from experiments.toy_policy.run import read_results
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -58,7 +58,7 @@ def with_recipe(runs: Runs) -> Runs:
 
 
 def merged(runs: Runs, files: Sequence[Path]) -> Runs:
-    """Return the record with the runs of result files of the miniature."""
+    """Return the record with the runs of result files of the toy policy."""
     both: Mapping[str, dict] = defaultdict(dict, {recipe: dict(seeds) for recipe, seeds in runs.items()})
     for result in (each for file in files for each in read_results(file)):
         recipe = f"{'beyond' if result.method in BEYOND else 'paper'}/{result.method}"
@@ -69,7 +69,7 @@ def merged(runs: Runs, files: Sequence[Path]) -> Runs:
 def main() -> None:
     """Add runs, print the table, and write what the table of recipes needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="*", help="result files of the miniature, to add to the record")
+    parser.add_argument("results", type=Path, nargs="*", help="result files of the toy policy, to add to the record")
     parser.add_argument("--judge", choices=JUDGES, default="sharp", help="the judge of the runs")
     given = parser.parse_args()
     record, goals = JUDGES[given.judge]

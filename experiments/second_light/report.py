@@ -1,4 +1,4 @@
-"""The tables, the claims and the figure of the second light, from its kept records alone.
+"""The tables, the claims and the figure of a real policy under a simulated judge, from its kept records alone.
 
     python -m experiments.second_light.report             # what README.md shows
     python -m experiments.second_light.report --answers   # also the answers before and after
@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.miniature.report import Comparison, Interval, compare
 from experiments.second_light.opinion import OPINION
 from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
+from experiments.toy_policy.report import Comparison, Interval, compare
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, score
 from rankbuffer_trl.monitoring.probes import tau_b

@@ -36,8 +36,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from experiments.miniature.judge import NoisyRubricJudge
 from experiments.simulated_judge import WORLDS, JudgeErrors
+from experiments.toy_policy.judge import NoisyRubricJudge
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError

@@ -1,4 +1,4 @@
-"""The second light: the room that the start leaves, the order of runs, a run that continues, and the kept numbers."""
+"""The run under a simulated judge: the room that the start leaves, the order of runs, a kill, and the kept numbers."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from experiments import lights
+from experiments import two_judges
 from experiments.second_light import opinion, report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets
@@ -175,5 +175,5 @@ def test_the_page_has_the_numbers_of_the_records():
 
 
 def test_the_figure_of_the_front_page_has_both_halves(tmp_path):
-    lights.main(tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG" and lights.PICTURE.is_file()
+    two_judges.main(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG" and two_judges.PICTURE.is_file()

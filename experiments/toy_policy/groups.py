@@ -1,8 +1,8 @@
-"""How well do the rewards of each method order the miniature's groups, before any training?
+"""How well do the rewards of each method order the toy policy's groups, before any training?
 
-    python -m experiments.miniature.groups
+    python -m experiments.toy_policy.groups
 
-The policy and the judge are the miniature's, and so are the rows (`run.py`). The rewards are those of
+The policy and the judge are the toy policy's, and so are the rows (`run.py`). The rewards are those of
 a first visit: every query has its first anchors. They are compared with the true qualities of the group by Kendall's
 tau-b and by the cosine, which says how far an advantage points in the right direction. Groups of one true quality do
 not count.
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.miniature.judge import NoisyRubricJudge
-from experiments.miniature.run import (
+from experiments.toy_policy.judge import NoisyRubricJudge
+from experiments.toy_policy.run import (
     ALL,
     BESIDE,
     OURS,
@@ -77,7 +77,7 @@ async def measure(method: RewardMethod, groups: Iterable[RolloutGroup], judge: J
 def main() -> None:
     """Sample the groups, score them with every method, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", type=Path, default=Path("runs/miniature/policy"), help="made if it is missing")
+    parser.add_argument("--policy", type=Path, default=Path("runs/toy_policy/policy"), help="made if it is missing")
     parser.add_argument("--methods", nargs="+", choices=(*ALL, *OURS), default=(*BESIDE, *OURS), metavar="METHOD")
     parser.add_argument("--noise", nargs="+", type=float, default=(0.09, 0.3), help="errors of the judge")
     parser.add_argument("--groups", type=int, default=4, help="groups of each query")
@@ -102,7 +102,7 @@ def main() -> None:
     counts = ", ".join(f"{len(each)} {kind}" for kind, each in groups.items())
     table.title = f"Tau / cosine at temperature {arguments.temperature:g}; {share:.0%} repeated; groups: {counts}"
     quality = true_quality(queries)
-    line: dict = {"benchmark": "miniature_groups", **sampling, "repeated": round(share, 4), "methods": {}}
+    line: dict = {"benchmark": "toy_policy_groups", **sampling, "repeated": round(share, 4), "methods": {}}
     for name in arguments.methods:
         args = recipe_arguments(Run(name, 0, settings, mean, deviation, "unused"))
         method = load_method(args.method, args.method_args or {}, args.seed)

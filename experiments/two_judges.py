@@ -1,8 +1,8 @@
 """Draw the figure of the front page: a real policy under a judge that reads, and under one that does not.
 
-    python -m experiments.lights    # writes experiments/lights.png from the kept records
+    python -m experiments.two_judges    # writes experiments/two_judges.png from the kept records
 
-The left half has the runs of `second_light` under the sharp judge, the right half the duels of `first_light`.
+The left half has the runs of `second_light` under the sharp judge, the right half the duels of `weak_judge`.
 """
 
 import gzip
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.first_light import report as first
 from experiments.second_light import report as second
+from experiments.weak_judge import report as first
 
 PICTURE = Path(__file__).with_suffix(".png")
 NAMES = {

@@ -1,4 +1,4 @@
-"""The references of the miniature: the written answers, or weak ones that the policy leaves behind.
+"""The references of the toy policy: the written answers, or weak ones that the policy leaves behind.
 
 With `written`, the references of a query are the seven answers of the data set. The best one meets every rubric. So no
 response can be better than the best reference.

@@ -1,7 +1,7 @@
-"""The rows of docs/results/first_light.md: a real policy that learned under a real judge, one row per method.
+"""The rows of docs/results/weak_judge.md: a real policy that learned under a real judge, one row per method.
 
-    python -m experiments.first_light.report --runs runs/first_light            # reads the folders of the runs
-    python -m experiments.first_light.report                                    # reads first_light.json.gz again
+    python -m experiments.weak_judge.report --runs runs/weak_judge            # reads the folders of the runs
+    python -m experiments.weak_judge.report                                    # reads weak_judge.json.gz again
 
 A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
 beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward, and what the
@@ -29,7 +29,7 @@ from rankbuffer_trl.store import history
 from recipes.small.compare import score
 
 HERE = Path(__file__).parent
-KEPT = HERE / "first_light.json.gz"
+KEPT = HERE / "weak_judge.json.gz"
 LOGGED = {  # by step
     "tokens": "completions/mean_length",
     "cut": "completions/clipped_ratio",
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of runs to add; default: the numbers that were kept")
     parser.add_argument("--rows", nargs="+", help="names of the runs to add; default: all in the folder")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the numbers")
-    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as first_light.png")
+    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as weak_judge.png")
     arguments = parser.parse_args()
     rows = json.loads(gzip.decompress(arguments.kept.read_bytes())) if arguments.kept.is_file() else {}
     if arguments.runs:
@@ -249,7 +249,7 @@ def main() -> None:
         figure(rows, arguments.figure)
     found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}
     wins = {name: {r: each["wins"] for r, each in readers.items()} for name, readers in found.items()}
-    print(json.dumps({"benchmark": "first_light", "rows": list(rows), "wins": wins}))
+    print(json.dumps({"benchmark": "weak_judge", "rows": list(rows), "wins": wins}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Does a reader repair the rewards of a policy that is not trained? A run of the miniature with a learning rate of 0.
+"""Does a reader repair the rewards of a policy that is not trained? A run of the toy policy with a learning rate of 0.
 
-    python -m experiments.miniature.untrained --methods grpo rankbuffer listwise_two --weakness phrase --strength 3
+    python -m experiments.toy_policy.untrained --methods grpo rankbuffer listwise_two --weakness phrase --strength 3
 
 Six epochs of rollouts of the policy before training are scored by each method, as in training: by the judge with its
 weakness, by this judge with a reader of one of 20 groups (`rankbuffer_trl/training/repair.py`), and by the reader
@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.miniature.judge import NOISE, TRAITS, NoisyRubricJudge, Reader, Weakness
-from experiments.miniature.repair import PAYS_FOR
-from experiments.miniature.run import (
+from experiments.toy_policy.judge import NOISE, TRAITS, NoisyRubricJudge, Reader, Weakness
+from experiments.toy_policy.repair import PAYS_FOR
+from experiments.toy_policy.run import (
     G,
     Run,
     Settings,
@@ -34,7 +34,7 @@ from experiments.miniature.run import (
     rubrics_of,
     sample,
 )
-from experiments.miniature.second import EVERY
+from experiments.toy_policy.second import EVERY
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
@@ -113,7 +113,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
 def main() -> None:
     """Print the table of methods, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="runs/miniature/policy", help="made by `run.py`")
+    parser.add_argument("--policy", default="runs/toy_policy/policy", help="made by `run.py`")
     parser.add_argument("--methods", nargs="+", default=("grpo", "rankbuffer", "listwise_two"), metavar="METHOD")
     parser.add_argument("--weakness", default="", choices=["", *TRAITS])
     parser.add_argument("--strength", type=float, default=0.0)
@@ -127,7 +127,7 @@ def main() -> None:
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console().print(table)
-    print(json.dumps({"benchmark": "miniature_untrained", "rows": rows}))
+    print(json.dumps({"benchmark": "toy_policy_untrained", "rows": rows}))
 
 
 if __name__ == "__main__":

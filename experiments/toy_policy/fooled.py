@@ -1,6 +1,6 @@
 """Which reward is hacked first? Runs under a judge with a known weakness, beside runs of the same seeds without it.
 
-    python -m experiments.miniature.fooled runs/fooled
+    python -m experiments.toy_policy.fooled runs/fooled
 
 `docs/results/who_is_fooled.md` has the commands of the runs. A folder is named after its weakness and strength, such
 as `phrase-3`; `none` has no weakness; what follows, as in `phrase-3-dropout`, is a defence. Two numbers of a run, in
@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.miniature.judge import PLACE
-from experiments.miniature.report import Comparison, Interval, Result, by_method, compare
-from experiments.miniature.run import read_results
+from experiments.toy_policy.judge import PLACE
+from experiments.toy_policy.report import Comparison, Interval, Result, by_method, compare
+from experiments.toy_policy.run import read_results
 
 STEPS = 6  # of an epoch
 PARTED = 5.0  # points by which belief and truth have parted

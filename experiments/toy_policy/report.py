@@ -1,4 +1,4 @@
-"""The results of the miniature: tables of methods and differences, the paper's claims one by one, and two figures."""
+"""The results of the toy policy: tables of methods and differences, the paper's claims one by one, and two figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -420,6 +420,6 @@ def efficiency_figures(results: Sequence[Result], start: float, folder: Path) ->
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-        paths.append(folder / f"miniature_{what}.png")
+        paths.append(folder / f"toy_policy_{what}.png")
         axes.figure.savefig(paths[-1], dpi=150)
     return paths

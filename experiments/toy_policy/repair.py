@@ -1,6 +1,6 @@
 """Can a few honest reads repair a cheap judge? The runs of `fooled.py` are read again, without training.
 
-    python -m experiments.miniature.repair runs/fooled
+    python -m experiments.toy_policy.repair runs/fooled
 
 The runs were made with `--keep_runs`. A share of the rollouts is read twice: by the judge of the run, with its
 weakness, and by a reader without one, whose errors are twice as large. The regression of a run with a reader
@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.miniature.judge import NOISE, READER_NOISE, NoisyRubricJudge, Weakness
-from experiments.miniature.run import rubrics_of
 from experiments.simulated_judge import World
+from experiments.toy_policy.judge import NOISE, READER_NOISE, NoisyRubricJudge, Weakness
+from experiments.toy_policy.run import rubrics_of
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.groups import Rubric
@@ -123,7 +123,7 @@ def main() -> None:
         named = "never" if row["named"] is None else str(row["named"])
         table.add_row(row["judge"], row["run"], f"{row['share']:.0%}", named, explained, f"{row['added']:.2f}")
     Console().print(table)
-    print(json.dumps({"benchmark": "miniature_repair", "rows": rows}))
+    print(json.dumps({"benchmark": "toy_policy_repair", "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The kept numbers of the real runs: the tables that docs/results/first_light.md shows."""
+"""The kept numbers of the real runs: the tables that docs/results/weak_judge.md shows."""
 
 import gzip
 import json
 import sys
 
-from experiments.first_light import references, report
+from experiments.weak_judge import references, report
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.probabilities import Reading
 

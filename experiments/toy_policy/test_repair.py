@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from experiments.miniature.repair import Answer, centred, study
-from experiments.miniature.second import Alone, Twice
+from experiments.toy_policy.repair import Answer, centred, study
+from experiments.toy_policy.second import Alone, Twice
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.rewards.method import GroupScore

@@ -1,9 +1,9 @@
 """The paper's comparison in small: every method trains the same tiny policy, whose true quality is known.
 
-    python -m experiments.miniature.run                      # three methods, one seed: minutes
-    python -m experiments.miniature.run --full --seeds 5     # all rows of the paper's tables: an hour, resumable
-    python -m experiments.miniature.run --beyond --seeds 8   # our own rows beside three of the paper's
-    python -m experiments.miniature.run --claims --seeds 10 --references weak   # a policy that outgrows its references
+    python -m experiments.toy_policy.run                      # three methods, one seed: minutes
+    python -m experiments.toy_policy.run --full --seeds 5     # all rows of the paper's tables: an hour, resumable
+    python -m experiments.toy_policy.run --beyond --seeds 8   # our own rows beside three of the paper's
+    python -m experiments.toy_policy.run --claims --seeds 10 --references weak  # a policy that outgrows its references
 
 TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
 all runs. A row of the tables is a file of `recipes/paper`. A row that is ours and not the paper's is a file of
@@ -40,9 +40,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from transformers.utils import logging
 
-from experiments.miniature.judge import NOISE, PLACE, TRAITS, Again, NoisyRubricJudge, Reader, Weakness
-from experiments.miniature.references import REFERENCES, with_references
-from experiments.miniature.report import (
+from experiments.simulated_judge import RECORDED
+from experiments.toy_policy.judge import NOISE, PLACE, TRAITS, Again, NoisyRubricJudge, Reader, Weakness
+from experiments.toy_policy.references import REFERENCES, with_references
+from experiments.toy_policy.report import (
     BESIDE,
     BEYOND,
     CLAIMED,
@@ -59,8 +60,7 @@ from experiments.miniature.report import (
     outgrown_table,
     whole_seeds,
 )
-from experiments.miniature.second import SECOND, Alone, Twice
-from experiments.simulated_judge import RECORDED
+from experiments.toy_policy.second import SECOND, Alone, Twice
 from rankbuffer_tools.report.tables import quality_table
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
@@ -479,7 +479,7 @@ def work_off(runs: Sequence[Run], path: Path, workers: int, console: Console) ->
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/miniature"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/toy_policy"))
     parser.add_argument(
         "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
     )
@@ -528,7 +528,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
     """Print the tables and draw the figures of the seeds that all methods have finished; return the JSON line."""
     wanted = [r for r in results if r.method in arguments.methods and r.seed < arguments.seeds]
     complete = whole_seeds(wanted, arguments.methods)
-    line: dict = {"benchmark": "miniature", "seeds": len({r.seed for r in complete}), "runs": len(wanted)}
+    line: dict = {"benchmark": "toy_policy", "seeds": len({r.seed for r in complete}), "runs": len(wanted)}
     if not complete:
         console.print("No seed has been finished by all methods yet.")
         return line
@@ -599,7 +599,7 @@ def main() -> None:
         try:
             work_off(runs, path, arguments.workers, console)
         except RankBufferError as error:
-            sys.exit(f"miniature: {error}")
+            sys.exit(f"toy_policy: {error}")
     print(json.dumps(report(read_results(path), arguments, 100 * mean, console)))
 
 

@@ -1,4 +1,4 @@
-"""The miniature: its judge, its statistics on made-up results with known answers, and one tiny real run."""
+"""The toy policy: its judge, its statistics on made-up results with known answers, and one tiny real run."""
 
 import asyncio
 import json
@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from experiments.miniature import fooled
-from experiments.miniature import groups as groups_script
-from experiments.miniature import run as miniature
-from experiments.miniature.judge import NoisyRubricJudge, Weakness
-from experiments.miniature.references import REFERENCES, WITHHELD, with_references
-from experiments.miniature.report import (
+from experiments.simulated_judge import Doubts, JudgeErrors
+from experiments.toy_policy import fooled
+from experiments.toy_policy import groups as groups_script
+from experiments.toy_policy import run as toy
+from experiments.toy_policy.judge import NoisyRubricJudge, Weakness
+from experiments.toy_policy.references import REFERENCES, WITHHELD, with_references
+from experiments.toy_policy.report import (
     BEYOND,
     CLAIMED,
     Interval,
@@ -37,7 +38,6 @@ from experiments.miniature.report import (
     student_p,
     whole_seeds,
 )
-from experiments.simulated_judge import Doubts, JudgeErrors
 from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
@@ -130,7 +130,7 @@ def test_whole_seeds_are_those_of_all_methods(tmp_path):
     path = tmp_path / "results.jsonl"
     lines = [json.dumps(asdict(each)) + "\n" for each in found]
     path.write_text("".join(lines) + lines[0][:40])  # killed while it wrote
-    assert miniature.read_results(path) == found
+    assert toy.read_results(path) == found
     assert path.read_text() == "".join(lines), "the next line would have joined the broken one"
 
 
@@ -190,14 +190,14 @@ def test_compare_ours_takes_differences_seed_by_seed():
     assert "adjusted for 4 differences" in table.title
     assert list(table.columns[-1].cells) == ["", str(unsettled.settle), "", ""]
     assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
-    line = miniature.report(results(**made), Namespace(methods=tuple(made), seeds=4), 50, Console(quiet=True))
+    line = toy.report(results(**made), Namespace(methods=tuple(made), seeds=4), 50, Console(quiet=True))
     assert line["differences"]["listwise - rankbuffer"] == "holds"
 
 
 @pytest.mark.parametrize("references", REFERENCES)
 def test_with_references_are_as_many_and_in_order(howto, references):
-    queries = miniature.Dataset.from_list(howto)
-    quality = miniature.true_quality(queries)
+    queries = toy.Dataset.from_list(howto)
+    quality = toy.true_quality(queries)
     for row, written in zip(with_references(queries, references), howto, strict=True):
         assert row | {"responses": 0} == written | {"responses": 0}, "ids, prompts and rubrics are the same"
         worth = [quality(row["query_id"], text) for text in row["responses"]]
@@ -211,7 +211,7 @@ def test_with_references_are_as_many_and_in_order(howto, references):
 
 
 def test_parse_claims_has_a_row_for_each_comparison():
-    assert miniature.parse(["--claims"]).methods == CLAIMED and set(CLAIMED) < set(miniature.ALL)
+    assert toy.parse(["--claims"]).methods == CLAIMED and set(CLAIMED) < set(toy.ALL)
     outcomes = judge_claims(results(**{method: [1.0, 2.0] for method in CLAIMED}), 0.0)
     assert sum(len(outcome.comparisons) for outcome in outcomes) == 12, "16 less DAPO, Dr. GRPO, GPG and look-ahead"
 
@@ -227,18 +227,18 @@ def visit(asked: Query, texts: tuple[str, ...], step: int) -> RolloutGroup:
 
 def test_measure_saturation_counts_rollouts_above_all_anchors_by_epoch(tmp_path, howto):
     row = howto[0]
-    weak, best = with_references(miniature.Dataset.from_list(howto[:1]), "weak")[0], row["responses"][-1]
+    weak, best = with_references(toy.Dataset.from_list(howto[:1]), "weak")[0], row["responses"][-1]
     asked = query_of(row, weak["responses"])
     judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0))
     store, buffer = BufferStore(tmp_path / "live.sqlite"), None
-    assert miniature.measure_saturation(store) == [], "no buffers"
+    assert toy.measure_saturation(store) == [], "no buffers"
     for step, texts in enumerate(((best, weak["responses"][1]), (best, weak["responses"][1]))):
         group = visit(asked, texts, step)
         score = asyncio.run(RankBuffer().score(group, buffer, judge))
         store.commit(step, [(group, score)])
         buffer = score.after
-    assert miniature.measure_saturation(store) == [0.5, 0.0], "the best rollout of the first epoch is now an anchor"
-    *_, better = miniature.measure_groups(store, [weak])
+    assert toy.measure_saturation(store) == [0.5, 0.0], "the best rollout of the first epoch is now an anchor"
+    *_, better = toy.measure_groups(store, [weak])
     store.close()
     assert better == [0.5, 0.5], "but no reference"
     table = outgrown_table(
@@ -252,7 +252,7 @@ def test_measure_groups_reads_repeats_and_accuracy_from_the_store(tmp_path, howt
     row = howto[0]
     store = BufferStore(tmp_path / "live.sqlite")
     best, worst = max(row["responses"], key=len), "no."
-    quality = miniature.true_quality([row])
+    quality = toy.true_quality([row])
     assert quality(row["query_id"], best) > quality(row["query_id"], worst)
     groups = [
         ((best, worst, worst, ""), (1.0, 0.0, -0.5, -1.0)),
@@ -261,7 +261,7 @@ def test_measure_groups_reads_repeats_and_accuracy_from_the_store(tmp_path, howt
     asked = query_of(row, row["responses"])
     for step, (texts, rewards) in enumerate(groups):
         store.commit(step, [(visit(asked, texts, step), GroupScore(rewards))])
-    repeats, cosines, better = miniature.measure_groups(store, [row])
+    repeats, cosines, better = toy.measure_groups(store, [row])
     store.close()
     assert better == [0, 0], "no rollout is better than the best reference"
     assert repeats == [0.5, round(2 / 3, 4)], "unscored rollouts do not count"
@@ -271,33 +271,33 @@ def test_measure_groups_reads_repeats_and_accuracy_from_the_store(tmp_path, howt
 
 
 def test_recipe_arguments_are_those_of_the_recipe_but_small():
-    assert len(miniature.ALL) == 23
-    assert {family(method) for method in miniature.ALL} == {"pointwise", "ranking", "buffer", "ablation"}
-    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
-    run = miniature.Run("dr_grpo", 7, settings, 0.5, 0.1, "out")
-    args = miniature.recipe_arguments(run)
+    assert len(toy.ALL) == 23
+    assert {family(method) for method in toy.ALL} == {"pointwise", "ranking", "buffer", "ablation"}
+    settings = toy.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
+    run = toy.Run("dr_grpo", 7, settings, 0.5, 0.1, "out")
+    args = toy.recipe_arguments(run)
     assert (args.method, args.loss_type, args.scale_rewards, args.seed) == ("pointwise", "dr_grpo", "none", 7)
     assert (args.max_steps, args.per_device_train_batch_size, args.temperature, args.top_p) == (3, 16, 1.3, 1.0)
-    args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
+    args = toy.recipe_arguments(replace(run, method="order_only_bootstrap"))
     assert args.method_args == {"bootstrap": True, "anchor_content": False}
     for method in BEYOND:
-        assert family(method) == "ours" and miniature.recipe_arguments(replace(run, method=method)).seed == 7
+        assert family(method) == "ours" and toy.recipe_arguments(replace(run, method=method)).seed == 7
 
 
 def test_cut_groups_of_different_words_have_no_repeats(howto):
     texts = [f"{word}." for word in "a b a c d e f g h i j k l m n o p a a a".split()]
-    queries = miniature.Dataset.from_list(howto[:2])
+    queries = toy.Dataset.from_list(howto[:2])
     sampled = groups_script.cut([texts, texts[:9]], queries, 2, "as sampled")
     different = groups_script.cut([texts, texts[:9]], queries, 2, "different words")
     shown = ["".join(rollout.text[0] for rollout in group.rollouts) for group in (*sampled, *different)]
     assert shown == ["abacdefg", "hijklmno", "abacdefg", "abcdefgh", "ijklmnop", "abcdefgh"]
     assert [group.query.id for group in different] == [howto[0]["query_id"]] * 2 + [howto[1]["query_id"]]
-    assert miniature.repeated("abac") == [True, False, True, False]
+    assert toy.repeated("abac") == [True, False, True, False]
 
 
 def test_measure_compares_first_groups_with_the_truth(howto):
-    queries = miniature.Dataset.from_list(howto[:1])
-    quality = miniature.true_quality(queries)
+    queries = toy.Dataset.from_list(howto[:1])
+    quality = toy.true_quality(queries)
     texts = [*howto[0]["responses"][:7], "", *["Same."] * 8]
     groups = groups_script.cut([texts], queries, 2, "as sampled")
     judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.3))
@@ -414,9 +414,9 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
-    settings = miniature.Settings(tiny_policy, steps=1, queries_per_step=1, learning_rate=1e-3, samples=1, noise=0.1)
+    settings = toy.Settings(tiny_policy, steps=1, queries_per_step=1, learning_rate=1e-3, samples=1, noise=0.1)
     folder = tmp_path / "run"
-    run = miniature.Run("rankbuffer", 3, settings, 0.5, 0.2, str(folder))
+    run = toy.Run("rankbuffer", 3, settings, 0.5, 0.2, str(folder))
     found = run()
     assert (found.method, found.seed, found.failures, len(found.curve)) == ("rankbuffer", 3, 0, 1)
     assert 8 <= found.calls <= 12 and found.tokens > 500 and found.anchors >= 4
@@ -446,14 +446,14 @@ def test_main_does_not_repeat_what_is_finished_or_mix_settings(tmp_path, tiny_po
         done.append((self.method, self.seed))
         return result(self.method, self.seed, 60 + len(done))
 
-    monkeypatch.setattr(miniature.Run, "__call__", instead)
-    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
+    monkeypatch.setattr(toy.Run, "__call__", instead)
+    monkeypatch.setattr(toy, "measure_start", lambda settings: (0.5, 0.1))
     monkeypatch.setattr(policy, "build_policy", lambda path, queries: None)
     command = ["run.py", "--output_dir", str(tmp_path), "--policy", tiny_policy, "--methods", "grpo", "rankbuffer"]
     for seeds, new in ((2, 4), (2, 0), (3, 2)):
         monkeypatch.setattr(sys, "argv", [*command, "--seeds", str(seeds)])
         before = len(done)
-        miniature.main()
+        toy.main()
         assert len(done) - before == new
         line = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert line["seeds"] == seeds and line["methods"].keys() == {"grpo", "rankbuffer"}
@@ -462,27 +462,27 @@ def test_main_does_not_repeat_what_is_finished_or_mix_settings(tmp_path, tiny_po
     for option, value in (("steps", "7"), ("references", "weak")):
         monkeypatch.setattr(sys, "argv", [*command, f"--{option}", value])
         with pytest.raises(ValueError, match=f"other settings \\({option}\\)"):
-            miniature.main()
+            toy.main()
     monkeypatch.setattr(sys, "argv", [*command[:2], str(tmp_path / "nothing"), "--report_only"])
     with pytest.raises(SystemExit, match="no runs"):
-        miniature.main()
+        toy.main()
 
 
 @pytest.mark.slow
 def test_progress_follows_the_true_scores_of_a_training(tmp_path):
-    """The estimate by shared anchors, against responses whose true scores are known; the miniature's own settings."""
+    """The estimate by shared anchors, against responses whose true scores are known; the toy policy's own settings."""
     queries = policy.load_queries(str(policy.DATA))
     policy.build_policy(tmp_path / "policy", queries)
-    settings = miniature.Settings(str(tmp_path / "policy"), 36, 6, 2e-4, 1, 0.09, 1.0, 0.95)
-    mean, deviation = miniature.measure_start(settings)
-    miniature.Run("rankbuffer", 0, settings, mean, deviation, str(tmp_path / "run"), keep=True)()
+    settings = toy.Settings(str(tmp_path / "policy"), 36, 6, 2e-4, 1, 0.09, 1.0, 0.95)
+    mean, deviation = toy.measure_start(settings)
+    toy.Run("rankbuffer", 0, settings, mean, deviation, str(tmp_path / "run"), keep=True)()
     store = BufferStore(tmp_path / "run" / LIVE_STORE)
     found = progress.since_last_visit(progress.visits_by_query(store))
     worth = {}  # on the scale of the judge's errors
     for query_id in queries["query_id"]:
         for response in history.responses(store, query_id):
             if not response.initial:
-                score = miniature.true_quality(queries)(query_id, response.text) / 100
+                score = toy.true_quality(queries)(query_id, response.text) / 100
                 worth.setdefault((query_id, response.step // 6), []).append(0.25 * (score - mean) / deviation)
     store.close()
     assert list(found) == [1, 2, 3, 4, 5]

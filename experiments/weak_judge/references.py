@@ -1,10 +1,10 @@
-"""Write the prompts of first light with four references each, in the order of the judge's probabilities.
+"""Write the prompts of that run with four references each, in the order of the judge's probabilities.
 
-    python -m experiments.first_light.references runs/first_light/references.jsonl
+    python -m experiments.weak_judge.references runs/weak_judge/references.jsonl
 
 A bootstrap takes the order of its first anchors from one list, by the judge's words. Where these say nothing, the
 anchors of `rankbuffer_soft` have no order either. The references are answers of the row `ratings_soft` at its first
-visits: of eight, the ones with the lowest, third lowest, third highest and highest mean score. `first_light.json.gz`
+visits: of eight, the ones with the lowest, third lowest, third highest and highest mean score. `weak_judge.json.gz`
 has them.
 """
 
@@ -13,7 +13,7 @@ import gzip
 import json
 from pathlib import Path
 
-from experiments.first_light.report import KEPT
+from experiments.weak_judge.report import KEPT
 from rankbuffer_tools.jobs.output import write_rows
 
 PROMPTS = Path(__file__).parents[2] / "recipes" / "small" / "everyday.jsonl"
