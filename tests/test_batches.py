@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
+from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig
 

@@ -13,11 +13,11 @@ from evaluation.benchmark import BenchmarkScores
 from evaluation.metric import Row
 from evaluation.results import EvaluationReport, ModelResult
 from evaluation.run import policy_of
-from rankbuffer_tools.paper import BENCHMARKS, average, paper_recipes, paper_rows
+from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.paper import BENCHMARKS, RECIPE_FOLDER, average, paper_recipes, paper_rows
 from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
-from rankbuffer_tools.train.parser import RECIPE_FOLDER, read_recipe
 from rankbuffer_trl.checkpointing.checkpoint import describe, write_manifest
 from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.errors import SettingsError

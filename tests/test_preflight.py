@@ -19,11 +19,12 @@ from transformers import Qwen3Config
 from trl import ModelConfig
 
 from rankbuffer_tools.jobs.reach import estimate_tokens
+from rankbuffer_tools.jobs.recipes import read_recipe
 from rankbuffer_tools.jobs.script import duration, short
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.memory import memory_line
-from rankbuffer_tools.train.parser import RecipeParser, read_recipe
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_tools.train.preflight import preflight, report
 from rankbuffer_tools.train.price import RunPrice
 from rankbuffer_trl.data.queries import QueryTable

@@ -13,9 +13,10 @@ from helpers.scripted import contents
 from helpers.servers import served
 from helpers.visits import visit_all
 
+from rankbuffer_tools.jobs.recipes import read_recipe
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
-from rankbuffer_tools.train.parser import RecipeParser, read_recipe
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.config import RankBufferConfig

@@ -1,0 +1,85 @@
+"""Recipes: YAML files of settings that build on a base.
+
+A recipe is looked up beside the file that names it, then among the recipes of this package. So `paper/rankbuffer.yaml`
+and `recipes/paper/rankbuffer.yaml` are found from any folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankbuffer_trl.errors import SettingsError
+
+from ..paper import RECIPE_FOLDER
+
+DEFAULT_METHOD = "rankbuffer"  # of RankBufferConfig, which would load torch
+
+
+def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) -> Path:
+    """Return the path of a recipe.
+
+    Args:
+        name (`str`):
+            A path, or the name of a recipe of this package, such as `paper/rankbuffer.yaml`.
+        beside (`Path`, *optional*):
+            The folder to look into first. Default: the working directory.
+        without (`Sequence[Path]`, *optional*):
+            Files that are not meant: a recipe is not its own base.
+
+    Raises:
+        [`SettingsError`]: if there is no such file. The message lists the recipes of this package.
+    """
+    for path in (beside / name, RECIPE_FOLDER / name, RECIPE_FOLDER.parent / name):
+        if path.is_file() and path.resolve() not in without:
+            return path
+    known = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
+    what = "other recipe" if without else "recipe"  # a recipe is not its own base
+    raise SettingsError(
+        f"there is no {what} {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
+    )
+
+
+class OnceLoader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key that stands twice in a mapping. YAML's own takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:  # a key such as {{NAME}} is no text
+                raise yaml.MarkedYAMLError(None, None, f"{key.value} stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe and its base. The keys of the recipe win.
+
+    Args:
+        path (`Path`):
+            The YAML file.
+        above (`Sequence[Path]`, *optional*):
+            The files that lead to this one by their `base`.
+
+    Raises:
+        [`SettingsError`]: if a file cannot be read, is not a YAML mapping, or names a base that does not exist.
+    """
+    try:
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
+        raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys, which are words, to values")
+    base = recipe.pop("base", None)
+    if base is None:
+        return recipe
+    read = [*above, path.resolve()]
+    return overlay(read_recipe(find_recipe(str(base), path.parent, without=read), read), recipe)
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both; those of `above` win. Another `method` above leaves out the `method_args` below."""
+    if above.get("method", below.get("method", DEFAULT_METHOD)) != below.get("method", DEFAULT_METHOD):
+        below = {key: value for key, value in below.items() if key != "method_args"}
+    return {**below, **above}
