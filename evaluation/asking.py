@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankbuffer_tools.jobs.ask import PILOT, AnswerLog, Answers, ask_many, failures_text
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.ask import PILOT, AnswerLog, Answers, ask_many, failures_text
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import FailureLimit
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankbuffer_tools.jobs.ask import shortened
-from rankbuffer_tools.jobs.sampling import Prompt
+from rankbuffer_tools.batch.ask import shortened
+from rankbuffer_tools.batch.sampling import Prompt
 from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankbuffer_tools.jobs.sampling import SamplingConfig
+from rankbuffer_tools.batch.sampling import SamplingConfig
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.endpoint import check_url
@@ -11,7 +11,7 @@ from rankbuffer_trl.settings import check_at_least, documented
 
 from .assets import Assets
 from .files import read_json, write_json
-from .rooms import ROOMS, find_room
+from .registry import BENCHMARKS, find_benchmark
 
 SAMPLED = ("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed")
 """Settings that all outputs in one folder share."""
@@ -55,7 +55,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
             Label of the model against which the others are compared. Default: the first of `models`.
     """
 
-    benchmarks: list[str] = field(default_factory=lambda: list(ROOMS))
+    benchmarks: list[str] = field(default_factory=lambda: list(BENCHMARKS))
     assets_dir: str = "assets"
     assets_manifest: str | None = None
     output_dir: str = "runs/evaluation"
@@ -71,7 +71,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
         super().__post_init__()
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
-        names = [room.name for room in {*map(find_room, self.benchmarks)}]
+        names = [each.name for each in {*map(find_benchmark, self.benchmarks)}]
         if len(names) > len({*names}):
             raise SettingsError(f"benchmarks has two classes of one name, and each names a folder: {sorted(names)}")
         check_at_least(self, limit=1)

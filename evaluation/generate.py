@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_tools.jobs.engines import Engine, VllmEngine, base_of, engine, load_tokenizer, weights_of
+from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_tokenizer, weights_of
 from rankbuffer_trl.judge.thoughts import BEGINS, answer_of
 from rankbuffer_trl.rewards.format import read_answer
 

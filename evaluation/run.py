@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_tools.jobs.reach import check_judge
-from rankbuffer_tools.jobs.script import read_settings
+from rankbuffer_tools.batch.script import read_settings
+from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.paper import paper_rows
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.store import StoreError, history
@@ -27,8 +27,8 @@ from .benchmark import Benchmark
 from .config import EvaluationConfig
 from .files import write_json, write_text
 from .generate import generate
+from .registry import find_benchmark
 from .results import EvaluationReport, ModelResult
-from .rooms import find_room
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
@@ -42,8 +42,8 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     faults = []
     for name in config.benchmarks:
         try:
-            room = find_room(name)
-            loaded[room.name] = room(assets, config.limit, **options.get(name, {}))
+            benchmark = find_benchmark(name)
+            loaded[benchmark.name] = benchmark(assets, config.limit, **options.get(name, {}))
         except AssetError as fault:
             faults.append(str(fault))
     if faults:

@@ -68,7 +68,7 @@ def fingerprint(path: Path) -> list[int | str]:
         return [size, found.hexdigest()]
 
 
-def room(folder: str | os.PathLike) -> str:
+def free_space(folder: str | os.PathLike) -> str:
     """Return how much is free on the disk of a folder, for messages."""
     try:
         return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB"

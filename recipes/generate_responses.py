@@ -19,6 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from rankbuffer_tools.batch.ask import Answers, ask_many
+from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name
+from rankbuffer_tools.batch.script import cost_line, finish, run_script
+from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.data.responses import (
     cut_thoughts,
     order_by_scores,
@@ -26,10 +30,6 @@ from rankbuffer_tools.data.responses import (
     sample_chats,
     score_questions,
 )
-from rankbuffer_tools.jobs.ask import Answers, ask_many
-from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
-from rankbuffer_tools.jobs.reach import check_judge
-from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query

@@ -13,10 +13,10 @@ import asyncio
 import hashlib
 from dataclasses import dataclass
 
+from rankbuffer_tools.batch.ask import ask_many
+from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
+from rankbuffer_tools.batch.script import cost_line, finish, run_script
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
-from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
-from rankbuffer_tools.jobs.script import cost_line, finish, run_script
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ClientConfig

@@ -26,7 +26,7 @@ from rankbuffer_tools.audit.command import AuditConfig, audit, main
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
-from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, Usage, rubric_judge

@@ -24,7 +24,7 @@ from helpers.servers import Fault, completion, counting, serving
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.jobs.ask import (
+from rankbuffer_tools.batch.ask import (
     PILOT,
     AnswerLog,
     AnswerLogError,
@@ -34,8 +34,8 @@ from rankbuffer_tools.jobs.ask import (
     hash_request,
     pilot_of,
 )
-from rankbuffer_tools.jobs.chat import Chat
-from rankbuffer_tools.jobs.reach import check_judge, longest_need, servers_of
+from rankbuffer_tools.batch.chat import Chat
+from rankbuffer_tools.batch.server_check import check_judge, longest_need, servers_of
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import (
     Judge,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig

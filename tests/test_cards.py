@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from rankbuffer_tools.batch.output import beside, read_provenance
 from rankbuffer_tools.data.publish import make_card
-from rankbuffer_tools.jobs.output import beside, read_provenance
 from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.monitoring.card_template import Markdown, cell, code, escaped
 

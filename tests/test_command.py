@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from rankbuffer_tools.jobs.output import write_rows
-from rankbuffer_tools.jobs.recipes import find_recipe, overlay, read_recipe
+from rankbuffer_tools.batch.output import write_rows
+from rankbuffer_tools.batch.recipes import find_recipe, overlay, read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser, given

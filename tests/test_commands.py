@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICKSTART
 from helpers.programs import entry_points, start
 
-from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.train.ending import SERVER_FAILED
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -114,7 +114,7 @@ PROGRAMS = {
     ),
     "recipes/prepare_nectar.py": Program(
         "--output_file {tmp}/out.jsonl",
-        "rankbuffer_tools.jobs.output.check_output",
+        "rankbuffer_tools.batch.output.check_output",
         {
             "--output_file {tmp}/out.jsonl": "berkeley-nest/Nectar cannot be read: Couldn't reach",
             "": "output_file must end in .jsonl or .parquet, got None",
@@ -127,7 +127,7 @@ PROGRAMS = {
     ),
     "recipes/generate_rubrics.py": Program(
         RUBRICS + AWAY,
-        "rankbuffer_tools.jobs.output.check_output",
+        "rankbuffer_tools.batch.output.check_output",
         {
             RUBRICS + AWAY: GONE,
             RUBRICS: "judge_url is not set: name the server of the model that writes rubrics, or",
@@ -138,7 +138,7 @@ PROGRAMS = {
     ),
     "recipes/generate_responses.py": Program(
         RESPONSES,
-        "rankbuffer_tools.jobs.output.check_output",
+        "rankbuffer_tools.batch.output.check_output",
         {
             RESPONSES + AWAY: f"the judge server {GONE} cannot be reached",
             RESPONSES + " --judge_max_retries 0": f"the sampler server {GONE} cannot be reached",

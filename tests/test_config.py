@@ -9,8 +9,8 @@ from trl import GRPOConfig
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
+from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare.config import RejudgeConfig
-from rankbuffer_tools.jobs.script import read_settings
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict, Image
 
-from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked_rows, iterate, load_queries, normal_row
 from rankbuffer_trl.groups import Query, Rubric
 

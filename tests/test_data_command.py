@@ -13,12 +13,12 @@ from helpers.nectar_rows import Model, raw_row, rubrics_text
 from helpers.scripted import contents
 from helpers.servers import served
 
+from rankbuffer_tools.batch.output import beside, write_provenance, write_rows
+from rankbuffer_tools.batch.server_check import TURN_TOKENS
 from rankbuffer_tools.data import command
 from rankbuffer_tools.data.check import CheckSettings, check_dataset
 from rankbuffer_tools.data.lint import SAME, THERE, TWO, odd_rubrics
 from rankbuffer_tools.data.tokens import TokenCounter
-from rankbuffer_tools.jobs.output import beside, write_provenance, write_rows
-from rankbuffer_tools.jobs.reach import TURN_TOKENS
 from rankbuffer_tools.train import command as train
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import DataError, QueryTable, generic_row, load_queries

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
 from evaluation.generate import answer_in, has_outputs, opens_thinking, read_answers
-from rankbuffer_tools.jobs.ask import AnswerLog
-from rankbuffer_tools.jobs.engines import EngineError, TransformersEngine, VllmEngine, base_of, engine, vllm_server
+from rankbuffer_tools.batch.ask import AnswerLog
+from rankbuffer_tools.batch.engines import EngineError, TransformersEngine, VllmEngine, base_of, engine, vllm_server
 from rankbuffer_trl.judge import JudgeError
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
@@ -150,7 +150,7 @@ def test_vllm_server_does_not_outlive_a_run_that_is_killed(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     code = f"""
 from pathlib import Path
-from rankbuffer_tools.jobs.engines import vllm_server
+from rankbuffer_tools.batch.engines import vllm_server
 with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!r})):
     print("ready", flush=True)
     input()

@@ -38,9 +38,9 @@ from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
 from evaluation.generate import label_path
-from evaluation.rooms import ROOMS
+from evaluation.registry import BENCHMARKS
 from evaluation.run import evaluate, load_benchmarks, main
-from rankbuffer_tools.jobs.engines import EngineError
+from rankbuffer_tools.batch.engines import EngineError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
@@ -131,7 +131,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_read_outputs_gives_them_back_and_refuses_what_cannot_be_judged(done, name, tmp_path):
     benchmark = done.benchmarks[name]
     texts = texts_of(benchmark)
@@ -162,7 +162,7 @@ def test_read_outputs_gives_them_back_and_refuses_what_cannot_be_judged(done, na
     refused(rf"{path.name} cannot be read \(.*Write all outputs")
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_read_outputs_takes_the_forms_that_other_programs_write(done, name, tmp_path):
     benchmark = done.benchmarks[name]
     benchmark.write_outputs(tmp_path, "mine", texts := texts_of(benchmark))
@@ -216,7 +216,7 @@ RESULTS = {  # the file of results, and what makes it wrong by what is said of i
 }
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_scores_refuses_results_that_are_not_whole(done, name, tmp_path):
     file, cases = RESULTS[name]
     shutil.copytree(done.config.folder("mine", name), tmp_path, dirs_exist_ok=True)
@@ -317,8 +317,8 @@ def test_main_knows_the_papers_recipe_and_no_unknown_key(monkeypatch, tmp_path, 
 
 
 def test_rooms_are_named_like_their_folders():
-    for name, room in ROOMS.items():
-        assert room.name == name and room.__module__ == f"evaluation.{name}.benchmark"
+    for name, benchmark in BENCHMARKS.items():
+        assert benchmark.name == name and benchmark.__module__ == f"evaluation.{name}.benchmark"
         assert Assets(".").manifest[name].keys()
 
 
@@ -346,7 +346,7 @@ def test_benchmarks_of_ones_own_load_by_their_paths(values, assets, monkeypatch,
         with pytest.raises(SettingsError, match=f"^benchmarks.*{fault}"):
             EvaluationConfig(**values("http://127.0.0.1:9", benchmarks=names))
             pytest.fail(str(names))
-    assert EvaluationConfig(models=["m"]).benchmarks == [*ROOMS], "the default stays"
+    assert EvaluationConfig(models=["m"]).benchmarks == [*BENCHMARKS], "the default stays"
     lists = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
     lists["house"] = Assets(".").manifest["writingbench"] | lists["writingbench"]
     (tmp_path / "assets.yaml").write_text(yaml.safe_dump(lists))

@@ -52,7 +52,7 @@ from helpers.servers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.jobs.reach import check_server
+from rankbuffer_tools.batch.server_check import check_server
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train.ending import exit_code
 from rankbuffer_trl.judge import (

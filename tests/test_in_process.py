@@ -14,8 +14,8 @@ from helpers.visits import ask_for
 from transformers import AutoTokenizer
 
 from rankbuffer_tools import in_process
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_tools.in_process import TransformersJudge, impose, load, reader
-from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl import Judge
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout

@@ -12,8 +12,8 @@ from helpers.nectar_rows import raw_row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.data.nectar import Unusable, parse_prompt, place_of, sample, to_row
-from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 

@@ -13,7 +13,7 @@ from evaluation.benchmark import BenchmarkScores
 from evaluation.metric import Row
 from evaluation.results import EvaluationReport, ModelResult
 from evaluation.run import policy_of
-from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import BENCHMARKS, RECIPE_FOLDER, average, paper_recipes, paper_rows
 from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts

@@ -18,9 +18,9 @@ from helpers.servers import served
 from transformers import Qwen3Config
 from trl import ModelConfig
 
-from rankbuffer_tools.jobs.reach import estimate_tokens
-from rankbuffer_tools.jobs.recipes import read_recipe
-from rankbuffer_tools.jobs.script import duration, short
+from rankbuffer_tools.batch.recipes import read_recipe
+from rankbuffer_tools.batch.script import duration, short
+from rankbuffer_tools.batch.server_check import estimate_tokens
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.memory import memory_line

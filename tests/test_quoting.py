@@ -14,8 +14,8 @@ from helpers.attacks import ANCHORS, BAD, BREAKS, CONTROL_TOKENS, FAIR, GOOD, NO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_tools.data.rubrics import rubric_chat
-from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Question,

@@ -13,7 +13,7 @@ from helpers.scripted import contents
 from helpers.servers import served
 from helpers.visits import visit_all
 
-from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser

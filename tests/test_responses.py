@@ -11,8 +11,8 @@ from aiohttp import web
 from helpers.nectar_rows import Model
 from helpers.servers import served
 
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
-from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, load_queries, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query

@@ -14,9 +14,9 @@ from helpers.servers import CHAT, served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.batch.output import beside, check_output, write_rows
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
-from rankbuffer_tools.jobs.output import beside, check_output, write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError

@@ -12,7 +12,7 @@ from helpers.nectar_rows import Model
 from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
 
-from rankbuffer_tools.jobs.engines import EngineError
+from rankbuffer_tools.batch.engines import EngineError
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError

@@ -17,7 +17,7 @@ from peft import LoraConfig
 from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_tools.jobs.recipes import read_recipe
+from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError

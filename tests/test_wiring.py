@@ -23,11 +23,11 @@ from transformers import AutoTokenizer
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
+from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.compare.config import RejudgeConfig
 from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
-from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
@@ -301,7 +301,7 @@ def shuffled_nectar(at) -> dict:
 def evaluation(at, *benchmarks: str) -> dict:
     """The rows of all starts of an evaluation."""
     at.ends.door("evaluation.results.EvaluationReport")
-    at.ends.door("rankbuffer_tools.jobs.engines.seed_of")
+    at.ends.door("rankbuffer_tools.batch.engines.seed_of")
     rows = needed(assets_dir=str(at.tmp / "assets"), assets_manifest=str(build(at.tmp / "assets")))
     return rows | sent(temperature=0.31, top_p=0.32, top_k=17, chat_template_kwargs={"enable_thinking": False}) | {
         "benchmarks": To([*benchmarks], f"/{benchmarks[0]}/"),
@@ -339,7 +339,7 @@ def evaluation_by_a_server(at) -> dict:
 def evaluation_by_a_command(at) -> dict:
     at.ends.answer = answer_of_benchmarks
     at.ends.door(
-        "rankbuffer_tools.jobs.engines.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url))
+        "rankbuffer_tools.batch.engines.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url))
     )
     rows = base(**{name: value_of(row) for name, row in evaluation(at, "writingbench").items()})
     rows |= base(
@@ -351,7 +351,7 @@ def evaluation_by_a_command(at) -> dict:
 
 @starts("evaluation.run", EvaluationConfig)
 def evaluation_in_this_process(at) -> dict:
-    at.ends.door("rankbuffer_tools.jobs.engines.TransformersEngine._generate")
+    at.ends.door("rankbuffer_tools.batch.engines.TransformersEngine._generate")
     at.ends.door("transformers.GenerationMixin.generate")
     rows = evaluation(at, "writingbench") | base(models=[f"mine={at.policy}"], limit=3)
     rows |= base(chat_template_kwargs={"enable_thinking": False}) | needed(engine="transformers")

@@ -17,7 +17,7 @@ from evaluation.assets import AssetError, Assets
 from evaluation.files import read_jsonl, write_json, write_jsonl
 from evaluation.metric import Row, mean
 from evaluation.official import run_official
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.chat import Chat
 
 from .comparison import Check
 

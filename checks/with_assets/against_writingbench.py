@@ -14,7 +14,7 @@ from evaluation.files import read_json, read_jsonl
 from evaluation.metric import mean
 from evaluation.official import run_official
 from evaluation.writingbench.benchmark import WritingBench, outputs_path, scores_path
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 from .comparison import Check, worst

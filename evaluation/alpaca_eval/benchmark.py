@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.questions import fill

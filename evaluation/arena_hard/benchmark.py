@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import Totals, VerdictError
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.thoughts import after_thought

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.real_judge.answers import BETTER, DAMAGED
-from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Judge,

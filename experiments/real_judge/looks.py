@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.real_judge.ask import ANSWERS, LISTED
-from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge, Question, Reply, group_question, pointwise_question
 from rankbuffer_trl.judge.endpoint import Endpoint

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.second_light.run import DATA, HERE, RECORDS, START, read, write
-from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.data.queries import GENERIC, QueryTable, load_queries
 from rankbuffer_trl.judge import Question, pointwise_question
 from rankbuffer_trl.judge.config import JudgeConfig

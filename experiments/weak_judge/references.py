@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from experiments.weak_judge.report import KEPT
-from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.batch.output import write_rows
 
 PROMPTS = Path(__file__).parents[2] / "recipes" / "small" / "everyday.jsonl"
 RANKS = (0, 2, 5, 7)

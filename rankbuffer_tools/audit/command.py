@@ -21,8 +21,8 @@ from rankbuffer_trl.judge import Call, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
-from ..jobs.reach import estimate_tokens
-from ..jobs.script import announce, cost_line, read_settings
+from ..batch.script import announce, cost_line, read_settings
+from ..batch.server_check import estimate_tokens
 from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_judge_card
 from .figure import audit_figure
 from .measures import MEASURES, rating_noise

@@ -50,8 +50,8 @@ from rankbuffer_trl.rewards.beyond.looks import balanced, look_questions, mean_p
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 from rankbuffer_trl.rewards.presentation import shuffle
 
+from ..batch.ask import AnswerLog, ask_many, hash_question
 from ..data.lines import rows_of
-from ..jobs.ask import AnswerLog, ask_many, hash_question
 from .looks import QueryLooks
 
 logger = logging.getLogger(__name__)

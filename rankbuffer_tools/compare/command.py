@@ -15,10 +15,10 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import history
 
-from ..jobs import script as recipe
-from ..jobs.ask import ask_many
-from ..jobs.output import beside
-from ..jobs.reach import estimate_tokens
+from ..batch import script as recipe
+from ..batch.ask import ask_many
+from ..batch.output import beside
+from ..batch.server_check import estimate_tokens
 from ..report.runs import Run, open_runs
 from .config import RejudgeConfig
 from .duel import check_failures, draw, questions_of, read_answers

@@ -9,7 +9,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 from rankbuffer_trl.store.places import DUEL, report_folder
 
-from ..jobs.output import beside, same_file
+from ..batch.output import beside, same_file
 
 
 @documented

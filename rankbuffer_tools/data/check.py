@@ -18,7 +18,7 @@ from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.verdicts import max_tokens
 from rankbuffer_trl.settings import check_at_least
 
-from ..jobs.reach import context_for
+from ..batch.server_check import context_for
 from .lint import SAME, THERE, TWO, odd_rubrics
 from .tokens import TokenCounter
 

@@ -18,7 +18,7 @@ from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import check_at_least, described
 
-from ..jobs.output import read_provenance
+from ..batch.output import read_provenance
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .publish import make_card

@@ -16,7 +16,7 @@ from rankbuffer_trl.judge import Question, Reading, VerdictError, pointwise_ques
 from rankbuffer_trl.judge.thoughts import answer_of
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 
-from ..jobs.chat import Chat
+from ..batch.chat import Chat
 
 SEED_STEP = 1000
 """Distance between the seeds of two samples. A repeat adds 1 to the seed and must not reach the next sample's."""

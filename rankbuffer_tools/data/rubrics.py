@@ -14,7 +14,7 @@ from rankbuffer_trl.judge.questions import fill
 from rankbuffer_trl.judge.quoting import defuse, show
 from rankbuffer_trl.judge.verdicts import read_object, shorten_json
 
-from ..jobs.chat import Chat
+from ..batch.chat import Chat
 
 PROMPTS = Path(__file__).parent / "prompts"
 SYSTEM, USER = (

@@ -8,7 +8,7 @@ from rankbuffer_trl.data.prompts import check_prompts, render_messages
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 
-from ..jobs.reach import CHARACTERS_PER_TOKEN
+from ..batch.server_check import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

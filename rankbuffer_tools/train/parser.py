@@ -16,8 +16,8 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
 from rankbuffer_trl.training.config import RankBufferConfig
 
-from ..jobs.recipes import find_recipe, overlay, read_recipe
-from ..jobs.script import no_such_key
+from ..batch.recipes import find_recipe, overlay, read_recipe
+from ..batch.script import no_such_key
 
 JUDGE = {field.name for field in fields(BudgetConfig)}
 RANKBUFFER_FIELDS = (

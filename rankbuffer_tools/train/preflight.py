@@ -29,7 +29,7 @@ from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.first import stand_in
 from rankbuffer_trl.training.plan import RunPlan
 
-from ..jobs.reach import (
+from ..batch.server_check import (
     CHARACTERS_PER_TOKEN,
     check_servers,
     context_for,

@@ -15,9 +15,9 @@ from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.first import some, stand_in
 from rankbuffer_trl.training.plan import RunPlan
 
+from ..batch.script import duration, short
+from ..batch.server_check import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..data.responses import score_questions
-from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
-from ..jobs.script import duration, short
 from .rehearsal import rehearse
 
 SAMPLED = 8

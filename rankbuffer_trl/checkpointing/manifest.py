@@ -35,7 +35,7 @@ def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
 
 
 class Manifest(TypedDict):
-    """What this room reads of `run.json`. A run tells more there, see [`RunState`]."""
+    """What this package reads of `run.json`. A run tells more there, see [`RunState`]."""
 
     format: int
     step: int

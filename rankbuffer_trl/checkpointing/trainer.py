@@ -19,7 +19,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..errors import RankBufferError
-from ..files import room
+from ..files import free_space
 from . import manifest
 from .checkpoint import (
     Checkpoints,
@@ -313,8 +313,8 @@ class ResumableTrainer(GRPOTrainer):
             )
             raise CheckpointError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
-                f" disk of that folder has {room(run)} left: make room, raise the quota, or remove the cause. Then"
-                f" {advice}"
+                f" disk of that folder has {free_space(run)} left: make room, raise the quota, or remove the cause."
+                f" Then {advice}"
             ) from error
         finally:
             self.args.save_total_limit = limit

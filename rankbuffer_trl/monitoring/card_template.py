@@ -23,10 +23,10 @@ def fill_card(template: Path, data: CardData, **values: Any) -> str:
         values:
             What the template names.
     """
-    room = Environment(finalize=escaped)
-    room.filters |= {"code": code, "cell": cell}
+    environment = Environment(finalize=escaped)
+    environment.filters |= {"code": code, "cell": cell}
     text = template.read_text(encoding="utf-8")
-    return room.from_string(text).render(card_data=Markdown(data.to_yaml()), **values)
+    return environment.from_string(text).render(card_data=Markdown(data.to_yaml()), **values)
 
 
 def escaped(value: Any) -> Markdown:
@@ -40,8 +40,8 @@ def code(value: Any) -> Markdown:
     """Return a value as a span of code. Its fence is longer than any row of backticks in it."""
     text = printable_line(value)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    room = " " * (not text or text[0] in "` " or text[-1] in "` ")
-    return Markdown(f"{fence}{room}{text}{room}{fence}")
+    padding = " " * (not text or text[0] in "` " or text[-1] in "` ")
+    return Markdown(f"{fence}{padding}{text}{padding}{fence}")
 
 
 def cell(text: str) -> Markdown:

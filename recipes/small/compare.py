@@ -23,10 +23,10 @@ from evaluation.benchmark import Prompt
 from evaluation.config import EvaluationConfig
 from evaluation.files import write_json
 from evaluation.generate import check_label, label_path
+from rankbuffer_tools.batch.ask import ask_many
+from rankbuffer_tools.batch.engines import TransformersEngine, base_of
+from rankbuffer_tools.batch.script import cost_line, run_script
 from rankbuffer_tools.compare.duel import check_failures, points_of, share_of
-from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.engines import TransformersEngine, base_of
-from rankbuffer_tools.jobs.script import cost_line, run_script
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query

@@ -23,7 +23,7 @@ from rankbuffer_trl.judge.judge import Askable, Judge, explain
 from rankbuffer_trl.judge.ledger import Call, Totals
 from rankbuffer_trl.judge.probabilities import Reading
 
-from .reach import check_servers, servers_of
+from .server_check import check_servers, servers_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -3,7 +3,7 @@
 from inspect import isclass
 from typing import Any
 
-from rankbuffer_tools.jobs.sampling import LABEL
+from rankbuffer_tools.batch.sampling import LABEL
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.settings import load_path
 
@@ -13,7 +13,7 @@ from .benchmark import Benchmark
 from .wildbench.benchmark import WildBench
 from .writingbench.benchmark import WritingBench
 
-ROOMS: dict[str, Any] = {
+BENCHMARKS: dict[str, Any] = {
     "alpaca_eval": AlpacaEval,
     "arena_hard": ArenaHard,
     "wildbench": WildBench,
@@ -23,31 +23,31 @@ ROOMS: dict[str, Any] = {
 MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
 
 
-def find_room(name: str) -> Any:
+def find_benchmark(name: str) -> Any:
     """Return the class of a benchmark, which is called with `assets` and `limit`.
 
     Args:
         name (`str`):
-            A key of [`ROOMS`], or the dotted path of a class that follows [`Benchmark`].
+            A key of [`BENCHMARKS`], or the dotted path of a class that follows [`Benchmark`].
 
     Raises:
         [`SettingsError`]: if there is no such class, if it lacks a member of [`Benchmark`], or if its name is that of
             a benchmark of the paper, whose numbers would stand beside its own.
     """
-    if name in ROOMS:
-        return ROOMS[name]
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
     try:
-        room = load_path(name)
+        benchmark = load_path(name)
     except LookupError as error:
-        known = ", ".join(ROOMS)
+        known = ", ".join(BENCHMARKS)
         raise SettingsError(
             f"benchmarks: there is no {name!r} ({error}): name some of {known}, or the dotted path of a class"
         ) from error
-    if missing := [member for member in MEMBERS if not hasattr(room, member)] if isclass(room) else MEMBERS:
+    if missing := [member for member in MEMBERS if not hasattr(benchmark, member)] if isclass(benchmark) else MEMBERS:
         raise SettingsError(f"benchmarks: {name} must be a class with {', '.join(missing)}")
-    if room.name in ROOMS or not LABEL.fullmatch(str(room.name)):
+    if benchmark.name in BENCHMARKS or not LABEL.fullmatch(str(benchmark.name)):
         raise SettingsError(
-            f"benchmarks: the name of {name} is {room.name!r}. It names a folder, so it may hold letters, digits and"
-            " .+-_ only, and it must not be that of a benchmark of the paper"
+            f"benchmarks: the name of {name} is {benchmark.name!r}. It names a folder, so it may hold letters,"
+            " digits and .+-_ only, and it must not be that of a benchmark of the paper"
         )
-    return room
+    return benchmark

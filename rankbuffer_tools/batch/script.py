@@ -19,7 +19,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 
 from .output import beside, write_failures, write_provenance, write_rows
-from .reach import CHARACTERS_PER_TOKEN
+from .server_check import CHARACTERS_PER_TOKEN
 
 Config = TypeVar("Config")
 ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
