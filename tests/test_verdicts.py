@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import cache
 from itertools import islice, permutations, product
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -225,6 +226,15 @@ def test_grammars_grow_with_the_sets_of_ids_left():
         assert (len(rules), derivations(rules)) == (2**n, math.factorial(n))
         assert len(text) < 9 * n * 2**n + 40, "names are short"
         assert order_verdict(tuple(range(90, 90 + n))).constraint["grammar"] is text, "a text is built once"
+
+
+def test_a_grammar_is_made_when_a_server_imposes_it(monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.judge.verdicts.permutation_grammar", made := Mock(return_value="root"))
+    verdict = order_verdict((70, 71))
+    assert verdict == order_verdict((70, 71)) and verdict.parse('{"order": [71, 70]}') == [71, 70]
+    assert "structured_outputs" not in constrain(verdict, "none", 0) | constrain(verdict, "json_schema", 0)
+    assert not made.called
+    assert constrain(verdict, "regex", 0)["structured_outputs"] == {"grammar": "root"}
 
 
 ITEM = st.integers(-1, 13) | st.sampled_from(

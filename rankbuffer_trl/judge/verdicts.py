@@ -38,8 +38,9 @@ class Verdict:
     Args:
         longest_value (`Mapping[str, Any]`):
             A longest answer that `constraint` admits, as a JSON object.
-        constraint (`Mapping[str, str]`):
-            vLLM's `structured_outputs`: a `regex` or a `grammar` of the compact answer.
+        imposed (`Mapping[str, str]` or `Callable[[], Mapping[str, str]]`):
+            vLLM's `structured_outputs`: a `regex` or a `grammar` of the compact answer. A function is called when a
+            question is sent to a server that takes them. Verdicts are equal by the other two, which must tell it.
         properties (`Mapping[str, dict]`):
             The JSON schema of each key's value.
         check (`Callable[..., Any]`):
@@ -47,13 +48,18 @@ class Verdict:
     """
 
     longest_value: Mapping[str, Any]
-    constraint: Mapping[str, str]
+    imposed: Mapping[str, str] | Callable[[], Mapping[str, str]] = field(compare=False, repr=False)
     properties: Mapping[str, dict]
     check: Callable[..., Any] = field(compare=False, repr=False)
 
     def parse(self, answer: str, cut_off: bool = False) -> Any:
         """Read an answer strictly, or raise [`VerdictError`]. `cut_off` says that it ended at its token limit."""
         return self.check(*[read_field(answer, key, cut_off) for key in self.properties])
+
+    @property
+    def constraint(self) -> Mapping[str, str]:
+        """What a server imposes: a `regex` or a `grammar`."""
+        return self.imposed() if callable(self.imposed) else self.imposed
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -90,12 +96,18 @@ def order_verdict(ids: Sequence[int]) -> Verdict:
     n = len(ids)
 
     def check(order: Any) -> list[int]:
-        return check_order(order, ids)
+        if not isinstance(order, list) or any(type(i) is not int for i in order):
+            raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
+        if sorted(order) != sorted(ids):
+            raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
+        return order
 
-    constraint = {"regex": rf'\{{"order": \[{either(ids)}(, {either(ids)}){{{n - 1}}}\]\}}'}
-    if n <= GRAMMAR_LIMIT:
-        constraint = {"grammar": permutation_grammar(tuple(ids))}
-    return Verdict({"order": list(ids)}, constraint, {"order": list_of(n, one_of("integer", ids))}, check)
+    def imposed() -> dict[str, str]:
+        if n <= GRAMMAR_LIMIT:
+            return {"grammar": permutation_grammar(tuple(ids))}
+        return {"regex": rf'\{{"order": \[{either(ids)}(, {either(ids)}){{{n - 1}}}\]\}}'}
+
+    return Verdict({"order": list(ids)}, imposed, {"order": list_of(n, one_of("integer", ids))}, check)
 
 
 def score_verdict(most: int = 10) -> Verdict:
@@ -185,15 +197,6 @@ def max_tokens(verdict: Verdict, decoding: str, free_tokens: int) -> int:
     """Return the most tokens that an answer may have. The arguments are those of [`constrain`]."""
     length = len(verdict.longest.encode()) + 1  # a token is at least one byte of text, and one token ends the answer
     return length if decoding == "regex" else length + free_tokens
-
-
-def check_order(order: Any, ids: Sequence[int]) -> list[int]:
-    """Return `order` if it is a permutation of `ids`, or raise [`VerdictError`]."""
-    if not isinstance(order, list) or any(type(i) is not int for i in order):
-        raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
-    if sorted(order) != sorted(ids):
-        raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
-    return order
 
 
 def check_score(score: Any, allowed: range) -> int:
