@@ -239,10 +239,17 @@ class ResumableTrainer(GRPOTrainer):
             logger.warning(f"saved {self.args.output_dir}/checkpoint-{step}, the last whole step")
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
-        """Log, save and evaluate after a step as transformers does."""
-        self._after_step = self._remember()  # for an evaluation that fails
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._after_step = self._remember()
+        """Log, save and evaluate after a step as transformers does. Then note how to take back the step after it."""
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        finally:  # also if the evaluation failed, which has taken back what it drew
+            tokens, restore = self.state.num_input_tokens_seen, random_states()
+
+            def go_back() -> None:
+                restore()
+                self.state.num_input_tokens_seen = tokens
+
+            self._after_step = go_back
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         """Evaluate as transformers does, and take back the random numbers that were drawn."""
@@ -252,16 +259,6 @@ class ResumableTrainer(GRPOTrainer):
             return super().evaluate(*args, **kwargs)
         finally:
             restore()
-
-    def _remember(self) -> Callable[[], None]:
-        """Return what takes back the changes that the next step makes before it can wait or fail."""
-        tokens, restore = self.state.num_input_tokens_seen, random_states()
-
-        def go_back() -> None:
-            restore()
-            self.state.num_input_tokens_seen = tokens
-
-        return go_back
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, and first the state of the run; both go to the Hub together."""
