@@ -232,7 +232,7 @@ class Judge:
             usage=usage,
             spent=tally.spent,
             seconds=tally.seconds,
-            error=printable(error),
+            error=error and printable(error),
             malformed=tally.malformed,
             answer=answer[:ANSWER_KEPT],
             status=lost.status if lost else None,

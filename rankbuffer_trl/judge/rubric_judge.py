@@ -45,7 +45,7 @@ class RubricJudge:
         tally.attempts += 1
         try:
             text, usage = self.answer(messages)
-            return Reply(text, usage, logprobs=without_doubt(text))
+            return Reply(text, usage, logprobs=without_doubt(text) if getattr(question, "soft", False) else None)
         finally:
             tally.seconds += time.perf_counter() - started
 

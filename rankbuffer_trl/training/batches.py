@@ -7,6 +7,7 @@ generation samples `processes x per_device_train_batch_size x steps_per_generati
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 from ..data.queries import DataError
@@ -58,15 +59,20 @@ class Batches:
                 " no"
             )
 
-    @property
+    @cached_property
     def generations_per_epoch(self) -> int:
         """The number of whole generations in an epoch. Queries that fill no whole generation are left out."""
         return self.queries // self.args.queries_per_generation
 
-    @property
+    @cached_property
+    def micro_steps_per_generation(self) -> int:
+        """The number of forward and backward passes that use one generation."""
+        return self.args.micro_steps_per_generation
+
+    @cached_property
     def steps_per_epoch(self) -> int:
         """The number of optimizer steps in an epoch. The last step of an epoch may take fewer rollouts."""
-        micro_steps = self.generations_per_epoch * self.args.micro_steps_per_generation
+        micro_steps = self.generations_per_epoch * self.micro_steps_per_generation
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
 
     @property
@@ -85,13 +91,13 @@ class Batches:
         """Return the number of generations of the first `step` optimizer steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         micro_steps = steps * self.args.gradient_accumulation_steps
-        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.args.micro_steps_per_generation)
+        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.micro_steps_per_generation)
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
         # An epoch begins with a new generation, however much the last step of the epoch before has accumulated.
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
-        return micro_steps % self.args.micro_steps_per_generation == 0
+        return micro_steps % self.micro_steps_per_generation == 0
 
     def splits(self) -> list[str]:
         """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""

@@ -30,6 +30,7 @@ class Shared:
     """A question of a step with its answer to come, for all who ask it."""
 
     question: Askable
+    alike: list["Shared"]  # those that may be equal, this one among them
     answer: "asyncio.Future[tuple[Any | None, Call]]"
     waiting: int = 0  # how many wait for the answer
 
@@ -41,18 +42,16 @@ class EarlyJudge(Judge):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
         self._asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
 
-    def _shared(self, question: Askable) -> list[Shared]:
-        """Return what was asked that may be equal: also with the same responses."""
-        return self._asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
-
     def put(self, question: Askable, start: Callable[..., asyncio.Future] = asyncio.ensure_future) -> Shared:
         """Put `question` now, unless it was put, and keep its answer for all equal questions to come."""
-        asked = self._shared(question)
-        if not (same := [each for each in asked if each.question == question]):
-            same = [Shared(question, start(super().ask_with_cost(question)))]
-            same[0].answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
-            asked += same
-        return same[0]
+        alike = self._asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
+        for each in alike:
+            if each.question == question:
+                return each
+        shared = Shared(question, alike, start(super().ask_with_cost(question)))
+        shared.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # all may have left
+        alike.append(shared)
+        return shared
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
         """Answer as [`Judge.ask_with_cost`] does, with the answer of an equal question if there is one."""
@@ -63,7 +62,7 @@ class EarlyJudge(Judge):
         finally:
             shared.waiting -= 1
             if not shared.waiting and not shared.answer.done():
-                self._shared(question).remove(shared)
+                shared.alike.remove(shared)
                 shared.answer.cancel()
                 await asyncio.wait([shared.answer])  # until it stands in the ledger
         return shared.answer.result()
@@ -129,15 +128,20 @@ class Step:
         self.number = number
         self.update = update
         self.buffers = [scoring.store.load(group.query.id) for group in groups]  # as they were before the step
-        self.groups = self._with_epochs(groups)
+        # If the trainer does not name the epoch, the query's visits count.
+        visited = [0 if buffer is None else buffer.visits for buffer in self.buffers]
+        self.groups = [
+            replace(group, epoch=times) if group.epoch is None else group
+            for group, times in zip(groups, visited, strict=True)
+        ]
         # A query's buffer changes once in a step. A second group of a query has rewards, and leaves no record.
         ids = [group.query.id for group in groups]
         self._new = [ids.index(id) for id in dict.fromkeys(ids) if update and not scoring.store.has_group(id, number)]
         for i in self._new:
-            group, buffer = self.groups[i], self.buffers[i]
-            if buffer is not None and buffer.visits > group.known_epoch:  # a query is visited at most once per epoch
+            group = self.groups[i]
+            if visited[i] > group.known_epoch:  # a query is visited at most once per epoch
                 raise RuntimeError(
-                    f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
+                    f"query {group.query.id!r} was already visited {visited[i]} times before its visit of epoch"
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
                     " data, another seed or another number of processes?)"
                 )
@@ -153,14 +157,6 @@ class Step:
         self._other_texts = False  # whether rollouts arrived with other texts than they have in the end
         self._reads: list[ReadRow] = []
         self._task: asyncio.Task[list[GroupScore]]
-
-    def _with_epochs(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Return the groups with their epochs. If the trainer does not name the epoch, the query's visits count."""
-        pairs = zip(groups, self.buffers, strict=True)
-        return [
-            replace(group, epoch=buffer.visits if buffer else 0) if group.epoch is None else group
-            for group, buffer in pairs
-        ]
 
     def fits(self, groups: Sequence[RolloutGroup], number: int, update: bool) -> bool:
         """Return whether `groups` are the groups that were announced, whatever the texts of their rollouts."""
@@ -180,7 +176,7 @@ class Step:
             [`JudgeError`]: if the judge or the reader fails too often, or takes too long.
         """
         self.hidden = len(self.judge.calls)
-        self._final = self._with_epochs(groups)
+        self._final = [replace(group, epoch=mine.epoch) for group, mine in zip(groups, self.groups, strict=True)]
         self.arrivals.put_nowait(None)
         scores = await self._task
         if self.scoring.repair and self.update:
