@@ -26,10 +26,10 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_tools.batch.recipes import find_recipe, overlay, read_recipe
+from rankbuffer_tools.batch.recipes import find_recipe, given, overlay, read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_tools.train import command
-from rankbuffer_tools.train.parser import RecipeParser, given
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.checkpointing import checkpoint
 from rankbuffer_trl.checkpointing.distributed import MainProcessError
 from rankbuffer_trl.checkpointing.manifest import CheckpointError

@@ -333,6 +333,20 @@ def test_judge_has_the_key_of_the_named_environment_variable_alone(monkeypatch):
 # Each program has the settings that it uses
 
 
+def test_read_settings_takes_the_judge_of_a_recipe_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "own.yaml").write_text("judge_free_tokens: 7\nqueries: 3\n")
+    words = ["--recipe", "paper/rankbuffer.yaml", "--config", str(tmp_path / "own.yaml"), "--judge_model", "mine"]
+    for given in (words, words[:1] + words[2:]):
+        monkeypatch.setattr("sys.argv", ["audit", "--dataset_name", "a", "--samples", "b", *given])
+        if given is words:
+            found = read_settings(AuditConfig)
+            assert (found.judge_guard, found.judge_decoding, found.judge_model) == (False, "regex", "mine")
+            assert (found.judge_free_tokens, found.queries, found.output_dir) == (7, 3, "runs/audit")
+        else:
+            with pytest.raises(SettingsError, match="there is no recipe"):
+                read_settings(AuditConfig)
+
+
 def test_read_settings_refuses_a_key_that_has_no_effect(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text("")
     rest = ["--dataset_name", "a.jsonl", "--output_file", "b.jsonl"]

@@ -19,6 +19,7 @@ from generate_rubrics import RubricsConfig
 from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
+from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.data.check import CheckSettings, needed_context
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.train.parser import RecipeParser
@@ -125,14 +126,17 @@ def test_the_rollout_server_takes_copies_of_the_policy_that_divide_its_gpus(tmp_
         assert done.status == 1 and f"ROLLOUT_COPIES={copies} does not divide the 2 GPUs" in done.output
 
 
-def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path):
+def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path, monkeypatch):
     words = ["--judge_guard", "false", "--judge_concurrency", "1", "--max_tokens", "9", "--keep_apart", "2"]
     done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
     responses, rubrics = done.of("python")
-    known = [RecipeParser((kind,)).parse_args_and_config(c.argv[1:])[0]  # raises for an option that it does not know
-             for kind, c in ((ResponsesConfig, responses), (RubricsConfig, rubrics))]  # fmt: skip
+    known = []
+    for kind, call in (ResponsesConfig, responses), (RubricsConfig, rubrics):
+        monkeypatch.setattr(sys, "argv", call.argv)
+        known.append(read_settings(kind))  # raises for an option that it does not know
     assert [each.judge_concurrency for each in known] == [1, 1]
     assert (known[0].judge_guard, known[0].max_tokens, known[1].max_tokens) == (False, 9, 1024)
+    assert known[0].judge_decoding == "regex", "as the recipe says"
     assert known[1].keep_apart == 2
     only = {f.name for f in fields(ResponsesConfig)} - {f.name for f in fields(RubricsConfig)}
     words = [word for name in sorted(only) if name.startswith("judge_") for word in (f"--{name}", "1")]

@@ -4,7 +4,7 @@ A recipe is looked up beside the file that names it, then among the recipes of t
 and `recipes/paper/rankbuffer.yaml` are found from any folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +83,15 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     if above.get("method", below.get("method", DEFAULT_METHOD)) != below.get("method", DEFAULT_METHOD):
         below = {key: value for key, value in below.items() if key != "method_args"}
     return {**below, **above}
+
+
+def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
+    """Return the last value of an option on the command line, and the arguments without this option."""
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name.replace("-", "_") == f"__{key}":
+            value = text if equals else next(words, "")
+        else:
+            rest.append(word)
+    return value, rest

@@ -19,6 +19,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 
 from .output import beside, write_failures, write_provenance, write_rows
+from .recipes import find_recipe, given, read_recipe
 from .server_check import CHARACTERS_PER_TOKEN
 
 Config = TypeVar("Config")
@@ -45,13 +46,23 @@ def run_script(config_class: type[Config], main: Callable[[Config], int]) -> Non
 def read_settings(config_class: type[Config]) -> Config:
     """Read settings from the command line, and from the YAML file that `--config` names.
 
+    `--recipe` names the recipe of a training whose judge is meant: its keys `judge_*` are the defaults, so that a
+    program asks with the same guard and decoding. The command line and the file of `--config` win.
+
     Raises:
         [`SettingsError`]: for a key that does not exist or a value that cannot work.
     """
     parser = TrlParser((config_class,))
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
+    judge = {each.name for each in fields(config_class) if each.name.startswith("judge_")}  # type: ignore[arg-type]
+    if judge:
+        what = "take the settings of the judge from this recipe of a training, such as paper/rankbuffer.yaml"
+        parser.add_argument("--recipe", metavar="RECIPE.yaml", default=SUPPRESS, help=what)
+        if (name := given(sys.argv[1:], "recipe")[0]) is not None:
+            recipe = read_recipe(find_recipe(name))
+            parser.set_defaults_with_config(**{key: value for key, value in recipe.items() if key in judge})
     try:
-        (config,) = parser.parse_args_and_config()
+        (config, *_) = parser.parse_args_and_config()
     except (RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"the file of --config cannot be read as YAML: {' '.join(str(error).split())}") from error
     except ValueError as error:  # of TRL's parser, which lists what it does not know as `['--key', 'value']`

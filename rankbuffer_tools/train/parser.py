@@ -16,7 +16,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
 from rankbuffer_trl.training.config import RankBufferConfig
 
-from ..batch.recipes import find_recipe, overlay, read_recipe
+from ..batch.recipes import find_recipe, given, overlay, read_recipe
 from ..batch.script import no_such_key
 
 JUDGE = {field.name for field in fields(BudgetConfig)}
@@ -40,18 +40,6 @@ NO_DATA = (
 )
 TRAINING = (ScriptArguments, RankBufferConfig, ModelConfig)
 KEYS = {field.name for group in TRAINING for field in fields(group)}
-
-
-def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
-    """Return the last value of an option on the command line, and the arguments without this option."""
-    value, rest, words = None, [], iter(arguments)
-    for word in words:
-        name, equals, text = word.partition("=")
-        if name.replace("-", "_") == f"__{key}":
-            value = text if equals else next(words, "")
-        else:
-            rest.append(word)
-    return value, rest
 
 
 class RecipeParser(TrlParser):

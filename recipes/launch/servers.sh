@@ -306,7 +306,7 @@ make_data() {
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
     python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
-        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' "${RESPONSES[@]}"
+        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' --recipe "$RECIPE" "${RESPONSES[@]}"
     python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}" "${RUBRICS[@]}"
     rankbuffer-data check "$output" --tokenizer "$POLICY"
 }
