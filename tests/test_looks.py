@@ -1,11 +1,15 @@
 """Several looks at the same rollouts: balanced orders, mean places, disputed blocks, and the method that uses them."""
 
+import asyncio
 import json
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import choix
+import numpy as np
 import pytest
 from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
 from helpers.quality import EIGHT
@@ -16,8 +20,16 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import place_rewards, place_tiers, rank_rewards
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.beyond.looks import balanced, disputed, mean_places
-from rankbuffer_trl.testing import make, play, quality
+from rankbuffer_trl.rewards.beyond.looks import (
+    balanced,
+    block_orders,
+    disputed,
+    expected_places,
+    look_questions,
+    mean_places,
+)
+from rankbuffer_trl.rewards.prefetch import early_questions
+from rankbuffer_trl.testing import make, play, quality, truth
 
 SEEDS = st.integers(0, 99)
 SIZES = st.integers(1, 12)
@@ -160,3 +172,64 @@ def test_looks_are_two_by_default_and_cannot_be_what_no_order_balances():
     for looks in (0, -2, 3, 5):
         with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
             Listwise(looks=looks)
+
+
+# Lists of a group that is larger than a prompt
+
+LISTED = st.integers(2, 9).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, n - 1), min_size=1, max_size=5, unique=True), min_size=1, max_size=6)
+)
+
+
+@given(LISTED)
+def test_expected_places_are_those_of_choix(orders):
+    places = expected_places(orders)
+    ids = {i: k for k, i in enumerate(places)}
+    wins = [(ids[b], ids[a]) for order in orders for k, a in enumerate(order) for b in order[k + 1 :]]
+    made_up = [match for k in ids.values() for match in ((k, len(ids)), (len(ids), k))]
+    strengths = choix.opt_pairwise(len(ids) + 1, wins + made_up, alpha=1e-12, method="BFGS", tol=1e-9)[:-1]
+    chances = 1 / (1 + np.exp(strengths[None] - strengths[:, None]))
+    assert list(places.values()) == pytest.approx(list(chances.sum(1) - 0.5), abs=1e-4)
+    twice = expected_places([*orders, *(order[::-1] for order in orders)])
+    assert set(twice.values()) == {(len(ids) - 1) / 2}, "what cancels is a tie"
+
+
+@given(st.integers(3, 30), st.integers(2, 9), SEEDS, st.sets(st.integers(0, 29)))
+def test_block_orders_balance_two_looks_and_are_planned_before_the_texts(n, block, seed, empty):
+    whole, group = (make([None if i in gone else 5 for i in range(n)]) for gone in ((), empty))
+    planned, found = (block_orders(each, 2, block, seed) for each in (whole, group))
+    left = [tuple(i for i in order if i not in empty) for order in planned]
+    assert found == [each for each in dict.fromkeys(left) if len(each) > 1]
+    assert max(map(len, planned)) <= block
+    if n // math.ceil(n / block) > 1:  # no block is of one rollout
+        assert max(map(len, planned)) - min(map(len, planned)) <= 1
+        assert all(sum(i in order for order in planned) == 2 for i in range(n))
+    for i, j in combinations(range(n), 2):
+        assert sum(order.index(i) < order.index(j) for order in planned if {i, j} <= set(order)) < 2, "opposed"
+
+
+def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
+    group, method = make([9, 3, 7, 1, 8, 2, 6, 4]), Listwise(again=False, block=4)
+    lists = block_orders(group, 2, 4, 0)
+
+    def early(arrived) -> list:
+        known = tuple(each if each.id in arrived else replace(each, text="?") for each in group.rollouts)
+        return asyncio.run(early_questions(method, replace(group, rollouts=known), arrived, None))
+
+    def rewards(lost: set[int]) -> list[float | None]:
+        asked = iter(range(4))
+        return play(method, group, lambda prompt: TransportError("") if next(asked) in lost else truth(prompt)).rewards
+
+    for shown in lists:
+        assert early(shown[1:]) == [] and early(shown) == look_questions(group, [shown], "look")
+    for lost in (set(), {0}, {0, 1}, {2, 3}, {0, 2}):
+        heard = {i for k, shown in enumerate(lists) for i in shown if k not in lost}
+        found = rewards(lost)
+        assert [reward is not None for reward in found] == [i in heard for i in range(8)]
+        assert lost or found[0] == max(found), "the best wins in all of its lists"
+    assert play(method, make([5, None, None, None, None])).rewards == (1, -1, -1, -1, -1), "nothing to ask"
+    few = make([5, None, 7, 9])
+    assert play(method, few).rewards == play(Listwise(again=False), few).rewards, "the group fits into one list"
+    for wrong in (dict(block=4), dict(block=4, looks=1, again=False), dict(block=1, again=False)):
+        with pytest.raises(SettingsError, match="block"):
+            Listwise(**wrong)

@@ -479,6 +479,9 @@ def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):
     assert "stays unscored" not in checked(needed)
     with pytest.raises(JudgeError, match="would have no rewards"):
         checked(needed - 1)
+    blocks = dict(looks=2, again=False, block=4)
+    assert "may show 4 responses; it and its answer" in checked(needed // 2, method_args=blocks), "a list, not a group"
+    assert "stays unscored" not in checked(needed - 1, method_args=blocks)
 
 
 # The servers

@@ -152,7 +152,7 @@ async def check_context(
     tokens.
 
     Raises:
-        [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long.
+        [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long and shows a whole group.
     """
     method, G, length = plan.method, plan.args.num_generations, plan.args.max_completion_length
     need = await longest_need(client, longest, guard)
@@ -164,7 +164,7 @@ async def check_context(
     shown = method.most_shown(G)
     later = context_for(frame.prompt, need.answer, shown * length, guard)
     if context and later > context:
-        if getattr(method, "shows_whole_groups", False):
+        if getattr(method, "shows_whole_groups", False) and shown >= G:
             raise JudgeError(
                 f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
                 f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"

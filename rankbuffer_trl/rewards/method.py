@@ -87,7 +87,7 @@ class RewardMethod(Protocol):
 
     A method may also have the attribute `shows_whole_groups = True`: every group is judged by prompts that show all of
     its rollouts. If such a prompt is too long for the judge, the whole group is lost. The preflight refuses a run in
-    which this can happen.
+    which this can happen, unless `most_shown` says that a prompt shows less than a group.
     """
 
     @property

@@ -3,6 +3,7 @@
 This file is ours, not the paper's, which decides each pair of rollouts by one look. [`Listwise`] and the audit use it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
@@ -15,6 +16,7 @@ from ...judge import Judge, Question, ranking_question
 from ..presentation import shuffle
 
 T = TypeVar("T", bound=Hashable)
+CONVERGED = 1e-9  # change of a strength in one iteration, as a share, at which expected places are known to 6 digits
 
 
 def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, after: int = 0) -> list[tuple[int, ...]]:
@@ -53,6 +55,32 @@ def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, aft
             order = order[len(order) // 2 :] + order[: len(order) // 2]
         orders.append(tuple(order[::-1] if look % 2 else order))
     return list(dict.fromkeys(orders))
+
+
+def block_orders(group: RolloutGroup, looks: int, block: int, seed: int) -> list[tuple[int, ...]]:
+    """Return the lists of a group that is larger than a prompt. Each look shows the answers once, in several lists.
+
+    Each look cuts a shuffle of all ids into the fewest blocks of nearly equal size. The answers of a block are a list,
+    if it has two or more. Their order follows [`balanced`]. No list depends on the rollouts of another one, so it can
+    be asked while those are still generated.
+
+    Args:
+        group (`RolloutGroup`):
+            The group.
+        looks (`int`):
+            The number of looks, even or 1.
+        block (`int`):
+            The most rollouts of a list. At least 2.
+        seed (`int`):
+            The run's global seed.
+    """
+    ids, answered = range(len(group.rollouts)), {rollout.id for rollout in group.answered}
+    n = math.ceil(len(ids) / block)
+    lists = []
+    for look, order in enumerate(balanced(ids, looks, seed, group)):
+        shuffled = shuffle(ids, seed, group, f"blocks {look}")
+        lists += [tuple(i for i in order if i in answered.intersection(shuffled[j::n])) for j in range(n)]
+    return [each for each in dict.fromkeys(lists) if len(each) > 1]
 
 
 def check_looks(looks: int) -> None:
@@ -115,13 +143,57 @@ def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
     mean_places([(0, 1, 2), (1, 0, 2), (0, 1)])  # {0: 1/3, 1: 2/3, 2: 2}
     ```
     """
-    above: Counter[tuple[T, T]] = Counter()  # how many orders put the first of a pair above the second
-    for order in orders:
-        above.update((better, worse) for worse, better in combinations(order, 2))
-    known = list(dict.fromkeys(i for order in orders for i in order))
+    above, known = _above(orders)
     return {
         i: sum((Fraction(above[i, j], above[i, j] + above[j, i]) for j in known if j != i), Fraction()) for i in known
     }
+
+
+def expected_places(orders: Sequence[Sequence[T]]) -> dict[T, float]:
+    """Return the place that each candidate is expected to have among all, if no order holds them all.
+
+    By Bradley and Terry's model, `i` is above `j` with the chance `s_i / (s_i + s_j)`. The strengths `s` are the
+    likeliest ones, if each candidate also won and lost once against a made-up one of strength 1. So a candidate that
+    won everything has a strength, and candidates that no chain of orders compares have one scale. The place of `i` is
+    the sum of its chances against all others. But for the made-up candidate, this would be [`mean_places`] wherever
+    all orders hold all candidates. The iteration is that of Newman 2023 (arXiv:2207.00076).
+
+    Args:
+        orders (`Sequence[Sequence[T]]`):
+            Candidates from worst to best.
+
+    Returns:
+        `dict[T, float]`: numbers above 0 and below `n - 1`, rounded, so that equal places compare equal.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl.rewards.beyond.looks import expected_places
+
+    expected_places([(0, 1), (2, 3), (0, 2), (1, 3)])  # {0: 0.6, 1: 1.5, 2: 1.5, 3: 2.4}
+    ```
+    """
+    above, known = _above(orders)
+    met = {i: [(j, above[i, j], above[j, i]) for j in known if above[i, j] or above[j, i]] for i in known}
+    strength, moved = dict.fromkeys(known, 1.0), 1.0
+    while moved > CONVERGED:
+        moved = 0.0
+        for i in known:
+            old = strength[i]
+            won = lost = 1 / (old + 1)
+            for j, wins, losses in met[i]:
+                won += wins * strength[j] / (old + strength[j])
+                lost += losses / (old + strength[j])
+            strength[i] = won / lost
+            moved = max(moved, abs(strength[i] / old - 1))
+    chances = {i: [strength[i] / (strength[i] + strength[j]) for j in known if j != i] for i in known}
+    return {i: round(sum(each), 6) for i, each in chances.items()}
+
+
+def _above(orders: Sequence[Sequence[T]]) -> tuple[Counter[tuple[T, T]], list[T]]:
+    """Return how many orders put the first of a pair above the second, and all candidates."""
+    above = Counter((better, worse) for order in orders for worse, better in combinations(order, 2))
+    return above, list(dict.fromkeys(i for order in orders for i in order))
 
 
 def disputed(orders: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
