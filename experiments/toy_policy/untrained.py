@@ -22,7 +22,6 @@ from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.toy_policy.judge import NOISE, TRAITS, NoisyRubricJudge, Reader, Weakness
-from experiments.toy_policy.repair import PAYS_FOR
 from experiments.toy_policy.run import (
     G,
     Run,
@@ -41,10 +40,11 @@ from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.repair import Repair
+from rankbuffer_trl.training.repair import WORD_IS, Repair
 from rankbuffer_trl.training.scorer import GroupScorer
 
 EPOCHS, QUERIES = 6, 6  # of a run, and of a step
+PAYS_FOR = {"phrase": {f"{WORD_IS}then"}, "length": {"words"}, "echo": {"rubric_words", "words"}}
 
 
 class Spread(Repair):
