@@ -75,7 +75,6 @@ def costs() -> dict[str, tuple[float, float]]:
 def agreements() -> dict[str, str]:
     """Return tau of each row of the replay: at noise 0.09, or under the judge with doubts, which has a dagger."""
     found = {name: row["0.09"] for name, row in rows_with(REPLAY, "noise", "0.03", "0.09").items()}
-    found |= {name: row["0.09"] for name, row in rows_with(REPLAY, "tau at noise 0.03", "0.09").items()}
     found["Pairwise Rank"] = found["RRC-SCR"]  # the same questions
     doubts = rows_with(REPLAY, "reads", "tau")
     return {name: f"{row['tau']} †" for name, row in doubts.items() if row["reads"] == "probabilities"} | found

@@ -2,19 +2,21 @@
 
 Each query is visited once in each epoch. The method's `score` is called for each group, and buffers stay in memory.
 Methods, prompts, parser and ledger are those of the package. The prompts have no guard, as in the paper. No policy is
-trained, so all methods see the same rollouts.
+trained, so all methods see the same rollouts. `replays.json.gz` has the counts of each replay of the page.
 """
 
 import asyncio
+import gzip
 import json
 import math
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing import Pool
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from rankbuffer_trl.judge import Judge, Question, Reply, Totals, Usage
 from rankbuffer_trl.judge.probabilities import read_chances
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
+RECORD = Path(__file__).parent / "replays.json.gz"
 Key = TypeVar("Key")
 
 
@@ -54,7 +57,7 @@ OURS = {
 RELATIVES = {"RULER": Row("ruler")}
 SOFT = {
     "Soft ratings": Row("ratings_soft"),
-    "Soft pairs": Row("pairs_soft"),
+    "Soft pairs, rank": Row("pairs_soft"),
     "Soft pairs, strength": Row("pairs_soft", {"reward": "strength"}),
     "Soft pairs once, rank": Row("pairs_soft", {"orders": 1}),
     "Soft pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}),
@@ -223,26 +226,6 @@ class Outcome:
         if score.after:
             self.sources[group.epoch].update(anchor.source for anchor in score.after.anchors)
 
-    @property
-    def tokens(self) -> int:
-        """All tokens."""
-        return self.totals.tokens
-
-    @property
-    def computed(self) -> int:
-        """The tokens without those of shared prefixes."""
-        return self.totals.tokens - self.totals.cached_tokens
-
-    @property
-    def mean_tau(self) -> float:
-        """Kendall's tau-b, the mean over groups."""
-        return fmean(self.tau)
-
-    @property
-    def mean_cosine(self) -> float:
-        """The cosine of the advantages of a group with the true ones, the mean over groups."""
-        return fmean(agreement.cosine for agreement in self.agreements)
-
     def cosine_of_run(self, divided: bool) -> float:
         """Return the cosine of all advantages of the run, taken together, with the true differences in quality.
 
@@ -256,6 +239,63 @@ class Outcome:
         product = sum(scale * each.product for scale, each in zip(scales, self.agreements, strict=True))
         rewards = sum(scale**2 * each.rewards for scale, each in zip(scales, self.agreements, strict=True))
         return product / math.sqrt(rewards * sum(each.qualities for each in self.agreements))
+
+    def counts(self) -> "Counts":
+        """Return what the tables need."""
+        right, totals = self.right, self.totals
+        best = max(self.below_top.values()) / len(right) if right else 0.0
+        return Counts(
+            calls=totals.calls,
+            tokens=totals.tokens,
+            computed=totals.tokens - totals.cached_tokens,
+            groups=self.groups,
+            rounds=self.rounds,
+            tau=fmean(self.tau),
+            cosine=fmean(agreement.cosine for agreement in self.agreements),
+            plain=self.cosine_of_run(False),
+            divided=self.cosine_of_run(True),
+            tied=self.tied / self.answered,
+            flat=self.flat / self.groups,
+            placed=[fmean(right), best, fmean(self.anchors), fmean(self.ladder)] if right else [],
+            sources=[dict(counts) for _, counts in sorted(self.sources.items())],
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The numbers of a replay, as the record keeps them.
+
+    Args:
+        calls, tokens, computed (`int`):
+            Parsed calls, their tokens, and these without the tokens of shared prefixes.
+        groups, rounds (`int`):
+            Groups, and judgments that waited for one another.
+        tau, cosine (`float`):
+            Means over groups: Kendall's tau-b, and the cosine of the advantages with the true ones.
+        plain, divided (`float`):
+            [`Outcome.cosine_of_run`] of the rewards as they are, and divided by their deviation.
+        tied, flat (`float`):
+            Share of the answered rollouts that are tied, and of the groups with equal rewards.
+        placed (`list[float]`):
+            Of insertions: the share in the right place, that of the best blind answer, the anchors among which they
+            were placed, and tau of these. Empty for a method without them.
+        sources (`list[dict[str, int]]`):
+            The anchors after each epoch, by source.
+    """
+
+    calls: int
+    tokens: int
+    computed: int
+    groups: int
+    rounds: int
+    tau: float
+    cosine: float
+    plain: float
+    divided: float
+    tied: float
+    flat: float
+    placed: list[float]
+    sources: list[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -291,7 +331,26 @@ class Replay:
         return outcome
 
 
-def run_all(replays: Mapping[Key, Replay], processes: int) -> dict[Key, Outcome]:
-    """Run replays in several processes and return their outcomes under the same keys."""
+def run_all(replays: Mapping[Key, Replay], processes: int, record: dict[str, dict] | None = None) -> dict[Key, Counts]:
+    """Run replays in several processes, and return their counts under the same keys.
+
+    Args:
+        record (`dict[str, dict]`, *optional*):
+            The counts of replays that were made before. These are not made again, and new ones are added.
+    """
+    record = {} if record is None else record
+    missing = [each for each in dict.fromkeys(replays.values()) if repr(each) not in record]
     with Pool(processes) as pool:
-        return dict(zip(replays, pool.map(Replay.__call__, replays.values(), chunksize=1), strict=True))
+        for each, outcome in zip(missing, pool.imap(Replay.__call__, missing), strict=True):
+            record[repr(each)] = asdict(outcome.counts())
+    return {key: Counts(**record[repr(each)]) for key, each in replays.items()}
+
+
+def read_record() -> dict[str, dict]:
+    """Return the counts of each replay of the page, by what was replayed."""
+    return json.loads(gzip.decompress(RECORD.read_bytes())) if RECORD.is_file() else {}
+
+
+def write_record(record: Mapping[str, dict]) -> None:
+    """Write the counts of replays."""
+    RECORD.write_bytes(gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0))

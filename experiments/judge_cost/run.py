@@ -4,6 +4,7 @@
     python -m experiments.judge_cost.run --paper
     python -m experiments.judge_cost.run --worlds
     python -m experiments.judge_cost.run --doubts
+    python -m experiments.judge_cost.run --paper --acuity_queries 200 --kept    # the tables of the page, in seconds
 
 Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`replay.py`).
 World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
@@ -35,26 +36,39 @@ largest tau where longer lists are harder to judge.
 
 `--worlds` prints other tables instead: for judges whose errors lie in the ranges of public records (`WORLDS`).
 `--doubts` compares methods that read the judge's word with those that read its probabilities, under a judge that is
-fitted to a record (`RECORDED`).
+fitted to a record (`RECORDED`). `--kept` takes counts from `replays.json.gz`, and adds those that it lacks.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
-from experiments.judge_cost.replay import OURS, PAPER, RELATIVES, Replay, run_all
+from experiments.judge_cost.replay import (
+    OURS,
+    PAPER,
+    RECORD,
+    RELATIVES,
+    Counts,
+    Key,
+    Replay,
+    read_record,
+    run_all,
+    write_record,
+)
 from experiments.judge_cost.tables import (
     COMPARED,
     ByNoise,
     acuity_table,
     beyond_table,
     buffer_table,
-    cosine_table,
     cost_table,
+    doubt_table,
     errors_table,
     reward_table,
     share_table,
@@ -87,7 +101,7 @@ DOUBTED = (
     "Soft ratings",
     "Sampled ratings",
     "RRC-SCR",
-    "Soft pairs",
+    "Soft pairs, rank",
     "Soft pairs, strength",
     "Sampled pairs, strength",
     "Soft pairs once, rank",
@@ -98,7 +112,11 @@ DOUBTED = (
     "RankBuffer, soft",
     *list(OURS)[:3],
 )
+SEEDS = 4  # of the comparison of words and probabilities
 WIDTH = 160
+
+Replayed = Callable[[Mapping[Key, Replay]], dict[Key, Counts]]
+"""Make replays, and return their counts under the same keys."""
 
 
 def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
@@ -118,45 +136,91 @@ def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
     }
 
 
-def compare_worlds(world: World, queries: int, processes: int) -> tuple[list[Table], dict]:
+def compare_paper(world: World, queries: int, few: int, run: Replayed) -> tuple[list[Table], dict]:
+    """Replay all methods of the paper, and ours beside them. Return the tables and the figures.
+
+    Args:
+        world (`World`):
+            The world of all replays but those of other lengths or spreads.
+        queries, few (`int`):
+            Queries of the cost tables, and of all others.
+        run (`Replayed`):
+            What makes the replays.
+    """
+
+    def grid(labels: Iterable[str], noises: Iterable[float], of: World = world, count: bool = False, **errors) -> dict:
+        made = ((label, noise) for noise in noises for label in labels)
+        return run({each: Replay(each[0], of, few, JudgeErrors(noise=each[1], **errors), count) for each in made})
+
+    counted = (*COMPARED, *RELATIVES)
+    outcomes = run({label: Replay(label, world, queries, count=True) for label in PAPER})
+    by_noise = grid(counted, NOISES, count=True) | grid([label for label in PAPER if label not in COMPARED], NOISES)
+    lengths = {tokens: replace(world, tokens=(*world.tokens[:3], tokens)) for tokens in LENGTHS}
+    long = ((label, tokens) for tokens in LENGTHS for label in COMPARED)
+    by_length = run({each: Replay(each[0], lengths[each[1]], min(few, LENGTH_QUERIES), count=True) for each in long})
+    by_spread = grid(("RRC-SCR", "RankBuffer", "List, 2 looks"), SPREAD_NOISES, replace(world, spread=SPREAD))
+    by_setting = {
+        name: grid(COMPARED, NOISES if name in WHOLE else NOISES[::2], **setting) for name, setting in SETTINGS.items()
+    }
+    tables = [
+        cost_table(outcomes),
+        reward_table(outcomes, f"noise {JudgeErrors.noise:g}"),
+        buffer_table(outcomes["RankBuffer"], queries),
+        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in (*COMPARED, *RELATIVES)}),
+        share_table(by_length, "tokens of a rollout"),
+        acuity_table(by_noise),
+        share_table(by_noise, "noise"),
+        errors_table(by_setting),
+        weight_table(by_spread),
+    ]
+    ours, theirs = outcomes["RankBuffer"], outcomes["RRC-SCR"]
+    nearest = min(NOISES, key=lambda noise: abs(by_noise["RRC-SCR", noise].tau - 0.85))
+    return tables, {
+        "token_ratio": round(ours.tokens / theirs.tokens, 4),
+        "call_ratio": round(ours.calls / theirs.calls, 4),
+        "tau_ratio": round(tau_ratio(by_noise, nearest), 4),
+        "computed_ratio": round(ours.computed / theirs.computed, 4),
+        "scr_tau": round(by_noise["RRC-SCR", nearest].tau, 4),
+        "noise": nearest,
+        "goals": goals(by_noise, by_setting),
+    }
+
+
+def compare_worlds(world: World, queries: int, run: Replayed) -> tuple[list[Table], dict]:
     """Replay the main methods under the judges of `WORLDS`. Return the tables and the figures."""
 
-    def replay(label: str, errors: JudgeErrors, crowd: float, count: bool) -> Replay:
-        return Replay(label, world, queries, replace(errors, crowd=1.0 if label in PAIRS else crowd), count)
+    def grid(errors: JudgeErrors, crowd: float = 1.0, counted: Sequence[str] = ()) -> dict:
+        of = {label: replace(errors, crowd=1.0 if label in PAIRS else crowd) for label in (*PAIRS[:3], *COMPARED)}
+        return run({(label, e.noise): Replay(label, world, queries, e, label in counted) for label, e in of.items()})
 
-    labels = (*PAIRS[:3], *COMPARED)
     settled = {
-        (label, f"{name}, crowd {crowd:g}"): replay(label, errors.settled(world.within), crowd, label in COMPARED)
+        f"{name}, crowd {crowd:g}": grid(errors.settled(world.within), crowd, COMPARED)
         for name, errors in WORLDS.items()
         for crowd in CROWDS
-        for label in labels
     }
-    true = {(label, name): replay(label, errors, 1.0, False) for name, errors in WORLDS.items() for label in labels}
-    unique = dict.fromkeys([*settled.values(), *true.values()])
-    outcomes = run_all({each: each for each in unique}, processes)
-
-    def by_world(replays: dict[tuple[str, str], Replay]) -> dict[str, ByNoise]:
-        found: dict[str, dict] = {name: {} for _, name in replays}
-        for (label, name), each in replays.items():
-            found[name][label, each.errors.noise] = outcomes[each]
-        return found
-
-    cells = {key: outcomes[each] for key, each in settled.items()}
+    true = {name: grid(errors) for name, errors in WORLDS.items()}
+    cells = {(label, name): each for name, found in settled.items() for (label, _), each in found.items()}
     tables = [
-        errors_table(by_world(settled), "Tau with the judge's settled opinion"),
-        errors_table(by_world(true), "Tau with true quality, if as much of the error lasts as labels allow"),
+        errors_table(settled, "Tau with the judge's settled opinion"),
+        errors_table(true, "Tau with true quality, if as much of the error lasts as labels allow"),
         share_table(cells, "world"),
         tied_table(cells),
     ]
-    return tables, {f"{label}, {name}": round(cell.mean_tau, 4) for (label, name), cell in cells.items()}
+    return tables, {"tau": {f"{label}, {name}": round(cell.tau, 4) for (label, name), cell in cells.items()}}
 
 
-def compare_doubts(world: World, queries: int, processes: int) -> tuple[list[Table], dict]:
+def compare_doubts(world: World, queries: int, run: Replayed) -> tuple[list[Table], dict]:
     """Replay methods that read words or probabilities under the judge `RECORDED`. Return tables and figures."""
-    replays = {label: Replay(label, world, queries, RECORDED, count=True) for label in DOUBTED}
-    found = run_all(replays, processes)
-    tables = [beyond_table(found, DOUBTED), reward_table(found, "a judge with doubts")]
-    return tables, {label: round(outcome.mean_tau, 4) for label, outcome in found.items()}
+    replays = {
+        (label, seed): Replay(label, replace(world, seed=world.seed + seed), queries, RECORDED, count=True)
+        for label in DOUBTED
+        for seed in range(SEEDS)
+    }
+    found = run(replays)
+    seeds = {label: [found[label, seed] for seed in range(SEEDS)] for label in DOUBTED}
+    first = {label: found[label, 0] for label in DOUBTED}
+    tables = [doubt_table(seeds), reward_table(first, "a judge with doubts, first seed")]
+    return tables, {"tau": {label: [round(each.tau, 4) for each in of] for label, of in seeds.items()}}
 
 
 def main() -> None:
@@ -169,89 +233,24 @@ def main() -> None:
     parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
     parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
+    parser.add_argument("--kept", action="store_true", help=f"take the counts of {RECORD.name}, and add missing ones")
     arguments = parser.parse_args()
     started = time.perf_counter()
     queries, few = 1000 if arguments.paper else arguments.queries, arguments.acuity_queries
-
-    def world(tokens: int = arguments.rollout_tokens, spread: float = 0.0) -> World:
-        return World(tokens=(*World.tokens[:3], tokens), spread=spread, seed=arguments.seed)
-
-    console = Console(width=max(Console().width, WIDTH))
+    world = World(tokens=(*World.tokens[:3], arguments.rollout_tokens), seed=arguments.seed)
+    record = read_record() if arguments.kept else {}
+    run: Replayed = partial(run_all, processes=arguments.processes, record=record)
     if arguments.worlds:
-        tables, taus = compare_worlds(world(), few, arguments.processes)
-        for table in tables:
-            console.print(table)
-        seconds = round(time.perf_counter() - started, 1)
-        print(json.dumps({"benchmark": "judge_cost_worlds", "queries": few, "seconds": seconds, "tau": taus}))
-        return
-
-    if arguments.doubts:
-        tables, taus = compare_doubts(world(), few, arguments.processes)
-        console.print(*tables)
-        print(json.dumps({"benchmark": "judge_cost_doubts", "queries": few, "seed": arguments.seed, "tau": taus}))
-        return
-
-    costly = {label: Replay(label, world(), queries, count=True) for label in PAPER}
-    sharp = {
-        (label, noise): Replay(label, world(), few, JudgeErrors(noise=noise), count=label in (*COMPARED, *RELATIVES))
-        for noise in NOISES
-        for label in (*PAPER, *OURS, *RELATIVES)
-    }
-    erring = {
-        (name, label, noise): Replay(label, world(), few, JudgeErrors(noise=noise, **setting))
-        for name, setting in SETTINGS.items()
-        for noise in (NOISES if name in WHOLE else NOISES[::2])
-        for label in COMPARED
-    }
-    long = {
-        (label, tokens): Replay(label, world(tokens), min(few, LENGTH_QUERIES), count=True)
-        for tokens in LENGTHS
-        for label in COMPARED
-    }
-    spread = {
-        (label, noise): Replay(label, world(spread=SPREAD), few, JudgeErrors(noise=noise))
-        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks")
-        for noise in SPREAD_NOISES
-    }
-    outcomes, by_noise, by_length, by_spread = (
-        run_all(replays, arguments.processes) for replays in (costly, sharp, long, spread)
-    )
-    by_setting: dict[str, dict] = {name: {} for name in SETTINGS}
-    for (name, *key), outcome in run_all(erring, arguments.processes).items():
-        by_setting[name][tuple(key)] = outcome
-
-    for table in (
-        cost_table(outcomes),
-        reward_table(outcomes, f"noise {JudgeErrors.noise:g}"),
-        buffer_table(outcomes["RankBuffer"], queries),
-        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in (*COMPARED, *RELATIVES)}),
-        share_table(by_length, "tokens of a rollout"),
-        acuity_table(by_noise),
-        share_table(by_noise, "noise"),
-        cosine_table(by_noise),
-        errors_table(by_setting),
-        weight_table(by_spread),
-    ):
-        console.print(table)
-    ours, theirs = outcomes["RankBuffer"], outcomes["RRC-SCR"]
-    nearest = min(NOISES, key=lambda noise: abs(by_noise["RRC-SCR", noise].mean_tau - 0.85))
-    result = {
-        "benchmark": "judge_cost",
-        "token_ratio": round(ours.tokens / theirs.tokens, 4),
-        "call_ratio": round(ours.totals.calls / theirs.totals.calls, 4),
-        "tau_ratio": round(tau_ratio(by_noise, nearest), 4),
-        "computed_ratio": round(ours.computed / theirs.computed, 4),
-        "scr_tau": round(by_noise["RRC-SCR", nearest].mean_tau, 4),
-        "noise": nearest,
-        "goals": goals(by_noise, by_setting),
-        "queries": queries,
-        "seconds": round(time.perf_counter() - started, 1),
-        "methods": {
-            label: {"calls": out.totals.calls, "tokens": out.tokens, "tau": round(out.mean_tau, 4)}
-            for label, out in outcomes.items()
-        },
-    }
-    print(json.dumps(result))
+        name, (tables, found) = "judge_cost_worlds", compare_worlds(world, few, run)
+    elif arguments.doubts:
+        name, (tables, found) = "judge_cost_doubts", compare_doubts(world, few, run)
+    else:
+        name, (tables, found) = "judge_cost", compare_paper(world, queries, few, run)
+    if arguments.kept:
+        write_record(record)
+    Console(width=max(Console().width, WIDTH)).print(*tables)
+    seconds = round(time.perf_counter() - started, 1)
+    print(json.dumps({"benchmark": name, "queries": few, "seed": arguments.seed, "seconds": seconds} | found))
 
 
 if __name__ == "__main__":

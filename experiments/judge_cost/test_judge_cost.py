@@ -1,4 +1,4 @@
-"""The replay: stored figures come out again, the judges of records fill their tables, cosines have an oracle."""
+"""The replay: the page has the record's tables, replays give the record again, and cosines have an oracle."""
 
 from dataclasses import replace
 from random import Random
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.judge_cost.replay import Agreement, Outcome, Replay
-from experiments.judge_cost.run import CROWDS, DOUBTED, PAIRS, SETTINGS, compare_doubts, compare_worlds
-from experiments.judge_cost.tables import COMPARED
+from experiments.judge_cost.replay import RECORD, Agreement, Counts, Outcome, Replay, read_record, run_all
+from experiments.judge_cost.run import DOUBTED, SETTINGS, compare_doubts
+from experiments.pages import rows_by_head, tables_of
 from experiments.simulated_judge import WORLDS, JudgeErrors, World
 
-QUERIES = 200  # those of the README
+QUERIES = 200  # those of the page
+PAGE, RECORDS = RECORD.parent / "README.md", read_record()
 
 
 def judge(name: str, noise: float) -> JudgeErrors:
@@ -22,6 +23,19 @@ def judge(name: str, noise: float) -> JudgeErrors:
     if world in WORLDS:
         return replace(WORLDS[world].settled(World.within), crowd=float(crowd))
     return JudgeErrors(noise=noise, **SETTINGS.get(name, {}))
+
+
+def kept(replays):
+    """Return the counts of replays from the record alone."""
+    return {key: Counts(**RECORDS[repr(each)]) for key, each in replays.items()}
+
+
+def test_the_tables_of_the_page_are_those_of_the_record():
+    tables, taus = compare_doubts(World(), 40, kept)
+    made = rows_by_head(tables)
+    shown = [(head, rows) for head, *rows in tables_of(PAGE) if head in made]
+    assert len(shown) == 1 and not [row for head, rows in shown for row in rows if row not in made[head]]
+    assert list(taus["tau"]) == list(DOUBTED)
 
 
 @pytest.mark.slow
@@ -36,26 +50,15 @@ def judge(name: str, noise: float) -> JudgeErrors:
     ],
 )
 def test_replay_gives_the_figure_of_the_readme_again(label, name, noise, tau):
-    assert round(Replay(label, World(), QUERIES, judge(name, noise))().mean_tau, 3) == tau
+    assert round(Replay(label, World(), QUERIES, judge(name, noise))().counts().tau, 3) == tau
 
 
-@pytest.mark.slow
-def test_compare_worlds_fills_the_tables():
-    tables, taus = compare_worlds(World(), 1, 1)
-    cells = [f"{name}, crowd {crowd:g}" for name in WORLDS for crowd in CROWDS]
-    labels = (*PAIRS[:3], *COMPARED)
-    assert [table.row_count for table in tables] == [len(cells), len(WORLDS), len(COMPARED) - 1, len(labels)]
-    assert list(taus) == [f"{label}, {cell}" for cell in cells for label in labels]
-    for label in PAIRS:  # pairs and single responses know no crowd
-        assert all(len({taus[f"{label}, {name}, crowd {crowd:g}"] for crowd in CROWDS}) == 1 for name in WORLDS)
-
-
-def test_compare_doubts_has_a_row_for_words_and_one_for_probabilities():
-    tables, taus = compare_doubts(World(), 3, 1)
-    assert [list(table.columns[0].cells) for table in tables] == [list(DOUBTED)] * 2 == [list(taus)] * 2
-    calls = dict(zip(DOUBTED, map(float, tables[0].columns[1].cells), strict=True))
-    assert calls["RankBuffer, soft"] == calls["Coarse-only"] < calls["RankBuffer"]
-    assert taus["Soft ratings"] > taus["GRPO"] and taus["Soft pairs"] > taus["RRC-SCR"]
+def test_run_all_makes_what_a_record_lacks_and_nothing_else():
+    few, record = {n: Replay("List", World(), n) for n in (1, 2)}, {}
+    made = run_all({1: few[1]}, 1, record)
+    record[repr(few[1])]["calls"] = 99
+    both = run_all(few, 1, record)
+    assert made[1].calls == 4 and (both[1].calls, both[2].calls) == (99, 8) and len(record) == 2
 
 
 rewards = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=3, max_size=8)
