@@ -1,7 +1,7 @@
 """Read JSON that a fault may have damaged, or that a stranger wrote, as the type that the program expects.
 
-The annotations of a class say what its fields hold. So a reader has no checks of its own, and each error names the
-field.
+The annotations of a class say what its fields hold. So whoever reads a file needs no checks of its own, and each error
+names the field.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, is_typeddict
 from .settings import fields_of, kind_of
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
 LARGEST = 2**63 - 1  # the largest integer, as in SQLite
 
 
@@ -98,14 +98,14 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     ```
     """
     try:
-        return reader_of(kind)(value)
+        return decoder_of(kind)(value)
     except Misfit as misfit:
         place = (at + misfit.place).lstrip(".")
         raise ValueError(f"{place or 'it'}{misfit.words}".removeprefix("it: ")) from None
 
 
 class Misfit(ValueError):
-    """A value that does not fit its type. Each reader around it puts the place that it knows in front of `place`."""
+    """A value that does not fit its type. Each decoder around it puts the place that it knows in front of `place`."""
 
     def __init__(self, words: str):
         super().__init__(words)
@@ -113,64 +113,66 @@ class Misfit(ValueError):
 
 
 @cache  # a store has many values of few types
-def reader_of(kind: Any) -> Reader:
+def decoder_of(kind: Any) -> Decoder:
     """Return a function that reads a value of JSON as the type `kind`, or raises [`Misfit`]."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_typeddict(kind) or is_dataclass(kind) or hasattr(kind, "_fields"):
-        return fields_reader(kind)
+        return fields_decoder(kind)
     if origin is list:
-        each = reader_of(arguments[0])
-        return lambda value: read_all(enumerate(expect(value, list)), repeat(each))
+        item_decoder = decoder_of(arguments[0])
+        return lambda value: decode_all(enumerate(expect(value, list)), repeat(item_decoder))
     if origin is tuple:
-        readers = [reader_of(each) for each in arguments]
-        return lambda value: tuple(read_all(enumerate(expect(value, list, len(readers))), readers))
+        decoders = [decoder_of(argument) for argument in arguments]
+        return lambda value: tuple(decode_all(enumerate(expect(value, list, len(decoders))), decoders))
     if origin is dict:
-        each = reader_of(arguments[1])
-        return lambda value: dict(zip(value, read_all(expect(value, dict).items(), repeat(each)), strict=True))
-    return leaf_reader(kind)
+        item_decoder = decoder_of(arguments[1])
+        return lambda value: dict(
+            zip(value, decode_all(expect(value, dict).items(), repeat(item_decoder)), strict=True)
+        )
+    return leaf_decoder(kind)
 
 
-def read_all(items: Iterable[tuple[int | str, Any]], readers: Iterable[Reader]) -> list:
-    """Return the items of a list or an object, each read by its reader, or raise [`Misfit`] with the place."""
-    found = []
-    for (key, item), read in zip(items, readers, strict=False):  # one reader repeats
+def decode_all(items: Iterable[tuple[int | str, Any]], decoders: Iterable[Decoder]) -> list:
+    """Return the items of a list or an object, each by its decoder, or raise [`Misfit`] with the place."""
+    values = []
+    for (key, item), decoder in zip(items, decoders, strict=False):  # one decoder repeats
         try:
-            found.append(read(item))
+            values.append(decoder(item))
         except Misfit as misfit:
             misfit.place = f"[{shown(key)}]{misfit.place}"
             raise
-    return found
+    return values
 
 
-def fields_reader(kind: Any) -> Reader:
-    """Return the reader of a class with fields."""
-    fields = {name: (reader_of(each), needed) for name, (each, needed) in fields_of(kind).items()}
+def fields_decoder(kind: Any) -> Decoder:
+    """Return the decoder of a class with fields."""
+    fields = {name: (decoder_of(hint), needed) for name, (hint, needed) in fields_of(kind).items()}
     keeps_all = is_typeddict(kind)
 
     def read(value: Any) -> Any:
         if isinstance(value, list) and not keeps_all:
             value = dict(zip(fields, expect(value, list, len(fields)), strict=True))
         expect(value, dict)
-        found = {}
-        for name, (read_field, needed) in fields.items():
+        values = {}
+        for name, (decode_field, needed) in fields.items():
             if name in value:
                 try:
-                    found[name] = read_field(value[name])
+                    values[name] = decode_field(value[name])
                 except Misfit as misfit:
                     misfit.place = f".{name}{misfit.place}"
                     raise
             elif needed:
                 raise Misfit(f" has no {name!r}")
         try:
-            return value | found if keeps_all else kind(**found)
+            return value | values if keeps_all else kind(**values)
         except ValueError as error:  # the class refuses what its fields are together
             raise Misfit(f": {error}") from None
 
     return read
 
 
-def leaf_reader(kind: Any) -> Reader:
-    """Return the reader of a type without parts."""
+def leaf_decoder(kind: Any) -> Decoder:
+    """Return the decoder of a type without parts."""
     fits, words = kind_of(kind)
 
     def read(value: Any) -> Any:
