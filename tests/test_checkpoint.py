@@ -34,7 +34,8 @@ from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED_ARGUMENTS
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import read_store
-from rankbuffer_trl.training.state import differences
+from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.state import differences, identity
 
 # Which checkpoints are whole
 
@@ -351,6 +352,14 @@ def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeyp
         *((older(word="a"), run(), unlike), (run(), own, unlike)),
     ):
         assert [line.split(" (")[0] for line in differences(saved, now)] == named, (saved, now)
+
+
+def test_samples_that_stand_for_probabilities_bind_a_checkpoint_of_another_number(tmp_path, rows):
+    """One is the default, which a checkpoint from before this key has."""
+    same = {n: identity(RunPlan.of(config(tmp_path, judge_samples=n), rows, None)) for n in (1, 5)}
+    old = {key: value for key, value in same[1].items() if key != "judge_samples"}
+    assert not differences(old, same[1])
+    assert [line.split(" (")[0] for line in differences(same[1], same[5])] == ["judge_samples"]
 
 
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):

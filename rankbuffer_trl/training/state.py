@@ -30,6 +30,12 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
     "judge": ("the judge model", lambda plan, judge, _: plan.args.judge_client or plan.args.judge_model or judge),
     "judge_args": ("the arguments of the judge client", lambda plan, *_: client_arguments(plan.args)),
     "judge_guard": ("how responses are quoted for the judge", lambda plan, *_: plan.args.judge_guard),
+    "judge_samples": (
+        "the answers that stand for probabilities",
+        lambda plan, *_: (
+            n if (n := plan.args.judge_samples) > 1 else None
+        ),  # as of a checkpoint from before it counted
+    ),
     "reader": (
         "the second judge, its reader_first, and reader_every, which is gone",
         lambda plan, _, reader: reader_of(plan.args, reader),
