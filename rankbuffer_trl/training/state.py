@@ -34,7 +34,7 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
         "the answers that stand for probabilities",
         lambda plan, *_: (
             n if (n := plan.args.judge_samples) > 1 else None
-        ),  # as of a checkpoint from before it counted
+        ),  # as before this key
     ),
     "reader": (
         "the second judge, its reader_first, and reader_every, which is gone",
