@@ -1,9 +1,11 @@
 """The race's numbers against the record, and against a slow count."""
 
 import json
+from statistics import fmean
 
 import pytest
 
+from experiments.pages import tables_of
 from experiments.race.report import FOUND, GOALS, HERE, JUDGES, RECORD, merged, race, tokens_to, with_recipe
 
 RUNS = json.loads(RECORD.read_text())
@@ -40,3 +42,26 @@ def test_merged_adds_runs_to_those_of_the_record():
     assert merged(RUNS, []) == RUNS and {len(run["quality"]) for seeds in RUNS.values() for run in seeds.values()} == {
         36
     }
+
+
+def test_the_tables_of_the_toy_policy_are_near_the_runs_of_the_record():
+    page, near = HERE.parent / "toy_policy" / "README.md", {}
+    for head, *rows in tables_of(page):
+        if "judge tokens" in head or head[:5] == (
+            "method",
+            "quality, error 0.3",
+            "quality, error 0.09",
+            "calls",
+            "tokens",
+        ):
+            place = head.index("true quality" if "true quality" in head else "quality, error 0.09")
+            tokens = head.index("judge tokens" if "judge tokens" in head else "tokens")
+            near |= {(row[0], row[place]): row[tokens] for row in rows}
+    assert len(near) == 23 + 6 + 1, "all rows of three tables"
+    for (method, quality), tokens in near.items():
+        (found,) = (
+            list(RUNS[f"{kind}/{method}"].values()) for kind in ("paper", "beyond") if f"{kind}/{method}" in RUNS
+        )
+        assert fmean(sum(run["tokens"]) for run in found) == pytest.approx(float(tokens.replace(",", "")), rel=0.01)
+        last = fmean(fmean(run["quality"][-6:]) for run in found)
+        assert abs(last - float(quality.split()[0])) < 3, f"{method}: the rollouts of the last epoch have {last}"
