@@ -27,14 +27,11 @@ class Rewards:
     def ends_generation(self, step: int) -> bool:
         return True
 
-    def identity(self) -> dict:
-        return {"data": self.data}
-
     def differences(self, saved: dict) -> list[str]:
         return [] if saved["data"] == self.data else [f"data: {saved['data']}"]
 
     def facts(self) -> dict:
-        return {"for": "people"}
+        return {"data": self.data, "for": "people"}
 
     def check_start(self, saved: Path | None, step: int) -> None:
         assert (saved is None) == (step == 0)

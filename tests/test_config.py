@@ -59,7 +59,7 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     ),
     (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0, "reader_first": 0}),
     (" must be at most 100, got {}", {"judge_samples": 101}),
-    (" must be at least 1 token, got {}", {"max_prompt_length": 0}),
+    (" must be at least 1, got {}", {"max_prompt_length": 0}),
     (" must be above 0, got {}", {"judge_token_budget": 0}),
     (" must be at most 200 groups, got {}", {"reader_first": 201}),
     (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0, "rollout_timeout": 0.0}),

@@ -292,7 +292,7 @@ def test_the_settings_that_extending_shows_train(own, training):
     store = trainer.store
     assert 0 < store.totals().calls <= len(asked) and store.totals().failures == 0 and "\n> " in asked[0]
     assert {row[0] for row in store.rows("SELECT method FROM calls")} == {"beats_best"}
-    identity = trainer.run_state.identity()
+    identity = trainer.run_state.facts()
     assert identity["judge"] == recipe["judge_client"] == "my_methods.text_server.TextServer"
     assert identity["judge_args"] == recipe["judge_client_args"]
     names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward"]

@@ -168,5 +168,5 @@ def test_a_training_step_takes_its_rewards_from_it(training, model):
     trainer.train()
     totals = trainer.store.totals()
     assert totals.calls > 12 and totals.failures == 0 and totals.malformed == 0
-    assert trainer.run_state.identity()["judge_args"] == {"model": "model"}, "no path in a checkpoint"
+    assert trainer.run_state.facts()["judge_args"] == {"model": "model"}, "no path in a checkpoint"
     assert trainer.state.log_history[0]["rewards/rank_reward/std"] > 0

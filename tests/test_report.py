@@ -244,9 +244,8 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
         "format_check": "(?P<answer>a|`b)", "format_weight": 0.2, "generation_batch_size": 16, "loss_type": "dapo",
         "scale_rewards": "group", "beta": 0.0, "learning_rate": 1e-6, "lr_scheduler_type": "constant",
     }  # fmt: skip
-    paper = {"title": "A paper", "citation": "@misc{paper}"}
     state = TrainerState(global_step=8, max_steps=12, epoch=4.0, num_train_epochs=6)
-    facts = CardFacts(values, state, RankBuffer(), 4, "/models/base", False, paper, ["trl"])
+    facts = CardFacts(values, state, RankBuffer(), 4, "/models/base", False, ["trl"])
     won = {"queries": 9, "probability": 0.79, "low": 0.74, "high": 0.84, "reason": ""}
     duel = {"run": history.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
     (tmp_path / "run" / REPORT).mkdir(parents=True)
@@ -257,7 +256,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     for part in (
         "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | \\<b\\>judge # H;",
         "| ``(?P<answer>a\\|`b)``, weight", "2 queries a gen",
-        f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",
+        f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "{yang2027rankbuffer,",
         "Epoch 3 beats epoch 0 in 79 % (74 % to 84 %) of 200 duels", "The judge, other, saw",
     ):  # fmt: skip
         assert part in card.text, part

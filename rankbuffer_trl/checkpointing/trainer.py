@@ -65,16 +65,12 @@ class RunState(Protocol):
         """Return whether a generation ends after this step, so that a checkpoint there is exact."""
         ...
 
-    def identity(self) -> Mapping[str, Any]:
-        """Return what a resumed run must have in common with the run that was saved."""
-        ...
-
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return a line for each thing that a manifest and this run do not have in common."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what else the manifest tells people."""
+        """Return what the manifest tells of the run, for `differences` and for people."""
         ...
 
     def check_start(self, saved: Path | None, step: int) -> None:
@@ -277,8 +273,8 @@ class ResumableTrainer(GRPOTrainer):
             raise CheckpointError(f"cannot write {folder}: {error}") from error
 
     def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
-        told = {**self.run_state.facts(), **self.run_state.identity()}
-        write_manifest(folder, describe(told, self.state.global_step, self.args), self.run_state.file, files)
+        told = describe(self.run_state.facts(), self.state.global_step, self.args)
+        write_manifest(folder, told, self.run_state.file, files)
 
     def _prepare_push(self) -> None:
         self._save_state(Path(self.args.output_dir), manifest=True)

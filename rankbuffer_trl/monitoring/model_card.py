@@ -57,8 +57,6 @@ class CardFacts:
             The policy before training: its id on the Hub, or a path.
         peft (`bool`):
             Whether the policy is saved as an adapter.
-        paper (`Mapping[str, str]`):
-            The `title` and the `citation` of the paper.
         tags (`list[str]`):
             Tags of the model on the Hub.
         repo_id (`str`, *optional*):
@@ -73,7 +71,6 @@ class CardFacts:
     queries: int
     base_model: str
     peft: bool
-    paper: Mapping[str, str]
     tags: list[str]
     repo_id: str | None = None
     dataset_name: str | None = None
@@ -88,7 +85,6 @@ class CardFacts:
             queries=len(trainer.run_state.plan.queries),
             base_model=trainer.model.config.name_or_path,
             peft=is_peft_model(trainer.model),
-            paper=PAPER,
             tags=[*trainer._tag_names, *tags],
             repo_id=trainer.hub_model_id,
             dataset_name=dataset_name,
@@ -131,8 +127,8 @@ def write_model_card(folder: Path, store: BufferStore, facts: CardFacts) -> None
         epochs=f"{state.num_train_epochs:g}",
         settings=settings_table(facts),
         checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
-        paper_title=facts.paper["title"],
-        citation=Markdown(facts.paper["citation"]),
+        paper_title=PAPER["title"],
+        citation=Markdown(PAPER["citation"]),
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
         duel=duel_line(duel_of(folder, store)),
         **judging(store),

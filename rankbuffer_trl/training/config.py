@@ -290,12 +290,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
         check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=1)
-        check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1)
+        check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1, max_prompt_length=1, num_processes=1)
         self._check_ranges()
         if self.reader_first > MOST_READ:
             raise SettingsError(f"reader_first must be at most {MOST_READ} groups, got {self.reader_first}")
-        if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:
             check_url("vllm_server_base_url", self.vllm_server_base_url)
         check_url("vllm_server_host", f"http://{self.vllm_server_host}")
@@ -361,7 +359,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 "num_processes is for dry_run and preflight_only; the processes of a run are those of"
                 " `accelerate launch --num_processes`"
             )
-        check_at_least(self, num_processes=1)
         alone = self.only_checks and self.num_processes is None and "WORLD_SIZE" not in os.environ
         rollouts = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if alone and rollouts % max(self.num_generations, 1):

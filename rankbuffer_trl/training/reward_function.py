@@ -75,9 +75,7 @@ class GroupReward:
     ):
         self.queries = queries
         self.eval_queries = queries if eval_queries is None else eval_queries
-        self.num_generations = args.num_generations
-        self.num_generations_eval = args.num_generations_eval or args.num_generations
-        self.format_check = args.format_check
+        self.args = args
         self._started = False
         self._step = 0  # of the last generation
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
@@ -204,9 +202,9 @@ class GroupReward:
         self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
     ) -> list[RolloutGroup]:
         """Cut the rows of all processes into groups. TRL's sampler yields each query `G` times in a row."""
-        queries, G = self.queries, self.num_generations
+        queries, G = self.queries, self.args.num_generations
         if not training:
-            queries, G = self.eval_queries, self.num_generations_eval
+            queries, G = self.eval_queries, self.args.num_generations_eval or G
         if len(rows) % G:
             raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
         groups, counts = [], Counter(id for id, _ in rows)
@@ -239,7 +237,7 @@ class GroupReward:
         text = completion_text(completions[0])
         longest = max(map(len, completion_ids)) if completion_ids else None
         what = (
-            f"none of the {count} rollouts has an answer under format_check={self.format_check!r}. The first"
+            f"none of the {count} rollouts has an answer under format_check={self.args.format_check!r}. The first"
             f" completion has {len(text)} characters, begins with {text[:60]!r} and ends with {text[-60:]!r}."
             + (f" The longest has {longest} tokens." if longest else "")
             + " If completions are cut off, raise max_completion_length. Else the policy does not write this format:"

@@ -84,20 +84,17 @@ class StoreState:
         """The store of the run. Only the main process has one."""
         return self.reward.scorer.store
 
-    def identity(self) -> dict[str, Any]:
-        """Return what buffers depend on."""
-        judge, repair = self.reward.scorer.judge, self.reward.scorer.repair
-        reader = type(repair.reader.client).__name__ if repair else None
-        return identity(self.plan, type(judge.client).__name__, reader)
+    def facts(self) -> dict[str, Any]:
+        """Return what buffers depend on, and for people the names of policy and data and the sums of the ledger."""
+        scorer = self.reward.scorer
+        reader = type(scorer.repair.reader.client).__name__ if scorer.repair else None
+        names = {key: public(name) if name else None for key, name in self.names.items()}
+        totals = {phase: self.store.totals(phase).as_dict() for phase in ("train", "eval")}
+        return {**names, "totals": totals, **identity(self.plan, type(scorer.judge.client).__name__, reader)}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return one line for everything that a checkpoint and this run do not have in common."""
-        return differences(saved, self.identity())
-
-    def facts(self) -> dict[str, Any]:
-        """Return the names of policy and data as they may be published, and the sums of the ledger."""
-        names = {key: public(name) if name else None for key, name in self.names.items()}
-        return {**names, "totals": {phase: self.store.totals(phase).as_dict() for phase in ("train", "eval")}}
+        return differences(saved, self.facts())
 
     def check_start(self, saved: Path | None, step: int) -> None:
         """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
