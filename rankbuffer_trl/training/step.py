@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from ..groups import Rollout, RolloutGroup
@@ -40,11 +41,11 @@ class EarlyJudge(Judge):
 
     def __init__(self, judge: Judge, method: str, on_call: Callable[[Call], None], on_spent: Callable[[Any], None]):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
-        self._asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
+        self.asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)  # by all but the prompt
 
     def put(self, question: Askable, start: Callable[..., asyncio.Future] = asyncio.ensure_future) -> Shared:
         """Put `question` now, unless it was put, and keep its answer for all equal questions to come."""
-        alike = self._asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
+        alike = self.asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
         for each in alike:
             if each.question == question:
                 return each
@@ -66,13 +67,6 @@ class EarlyJudge(Judge):
                 shared.answer.cancel()
                 await asyncio.wait([shared.answer])  # until it stands in the ledger
         return shared.answer.result()
-
-    def drop_early(self) -> None:
-        """Cancel the early questions that nothing has asked for."""
-        for asked in self._asked.values():
-            for shared in asked:
-                shared.answer.cancel()
-        self._asked.clear()
 
 
 @dataclass(eq=False, repr=False)
@@ -229,10 +223,12 @@ class Step:
                 if i in scoring and group.rollouts != self.groups[i].rollouts:
                     scoring.pop(i).cancel()  # what was asked about other texts decides nothing
                 self.groups[i] = group
-                if i not in scoring:
-                    scoring[i] = self._start(i, tasks)
+                self._missing[i].clear()
+            self._touched = set(range(len(self._final))) - scoring.keys()
+            await self._ask(tasks, scoring)
             scores = [await scoring[i] for i in range(len(self._final))]
-            self.judge.drop_early()
+            for shared in chain(*self.judge.asked.values()):
+                shared.answer.cancel()  # early questions that nothing has asked for
         self._check_failures(self.judge, "judge", of=len(self.judge.calls))
         return scores
 
@@ -294,21 +290,19 @@ class Step:
 
     async def _ask(self, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]) -> None:
         """Score the groups that are whole by now. Ask what is certain to be asked about new rollouts of the others."""
-        for i in self._touched:
+        method = self.scoring.method
+        for i in sorted(self._touched):
             group = self.groups[i]
             if not self._missing[i]:
-                scoring[i] = self._start(i, tasks)
+                scoring[i] = tasks.create_task(method.score(group, self.buffers[i], self.judge))
                 continue
             here = {rollout.id for rollout in group.rollouts} - self._missing[i]
-            asked = await early_questions(self.scoring.method, group, here, self.buffers[i])
+            asked = await early_questions(method, group, here, self.buffers[i])
             early = without(asked, self._early[i])
             self._early[i] += early
             for question in early:
                 self.judge.put(question, tasks.create_task)
         self._touched.clear()
-
-    def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
-        return tasks.create_task(self.scoring.method.score(self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
         """Stop if the failures are too many even where all questions to come succeed."""
