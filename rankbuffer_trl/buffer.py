@@ -79,6 +79,10 @@ class AnchorBuffer:
         """Return the same buffer after one more ranked group."""
         return replace(self, visits=self.visits + 1)
 
+    def thinned(self, most: int) -> "AnchorBuffer":
+        """Return the same buffer with at most so many anchors: both ends, and an even choice of the others."""
+        return replace(self, anchors=tuple(select_k0(self.anchors, most)))
+
     def update(
         self,
         sigma: Sequence[Sequence[Rollout]],

@@ -15,10 +15,10 @@ from helpers.quality import CASES, EIGHT, QUALITIES, RIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.buffer import Anchor, AnchorBuffer
+from rankbuffer_trl.buffer import Anchor, AnchorBuffer, select_k0
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import ranking_question
+from rankbuffer_trl.judge import TransportError, ranking_question
 from rankbuffer_trl.rewards.arenarl import ArenaRL
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
@@ -332,6 +332,48 @@ def test_ruler_rewards_are_the_scores_of_one_prompt():
     shown = [int(text.partition("r")[2]) for text in RESPONSE_LINES.findall(played.prompts[0])]
     assert [played.rewards[i] for i in shown] == pytest.approx([-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 1])
     assert shown != sorted(shown), "the order of presentation is random"
+
+
+# A buffer that outgrows its judge
+
+
+def test_max_anchors_thins_what_the_update_leaves_and_changes_no_reward():
+    method, plain, buffer, grown = RankBuffer(max_anchors=5), RankBuffer(), None, 0
+    for step in range(4):
+        group = replace(make([1, 2, 2, 6, 6, 6, 9, 10], step=step), epoch=step)
+        score, expected = (play(each, group, buffer=buffer).score for each in (method, plain))
+        assert score.rewards == expected.rewards
+        assert score.after == replace(expected.after, anchors=tuple(select_k0(expected.after.anchors, 5)))
+        buffer, grown = score.after, max(grown, len(expected.after))
+    assert grown > 5 and (method.most_shown(3), plain.most_shown(3)) == (6, 9)
+    with pytest.raises(SettingsError, match="max_anchors must be at least 4"):
+        RankBuffer(max_anchors=3)
+
+
+@pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(static=True), RankBufferSoft()], ids=str)
+def test_buffer_that_outgrows_the_judge_is_thinned_and_its_query_comes_back(method, caplog):
+    buffer = AnchorBuffer(tuple(Anchor(f"a{i}", f"{i}.a{i}", "initial", 0) for i in range(9)))
+    group = replace(make([2, 5, 7], step=4), epoch=4)
+
+    def visit(most: int, error: str, buffer: AnchorBuffer):
+        def answer(prompt):
+            return TransportError(error) if len(RESPONSE_LINES.findall(prompt)) > most else truth(prompt)
+
+        return play(method, group, answer, buffer)
+
+    refused = "HTTP 400: This model's maximum context length is 64 tokens"
+    lost = visit(9, refused, buffer)
+    assert lost.rewards == (None,) * 3 and [anchor.id for anchor in lost.score.after.anchors] == [
+        "a0",
+        "a3",
+        "a5",
+        "a8",
+    ]
+    (warning,) = caplog.messages
+    assert "9 anchors of query 'q'" in warning and "max_anchors" in warning
+    assert None not in visit(9, refused, lost.score.after).rewards
+    assert visit(9, "connection refused", buffer).score.after == buffer.visited(), "it may answer later"
+    assert len(visit(10, refused, buffer).score.after) >= 9 and len(caplog.messages) == 1
 
 
 # Loading a method by name

@@ -443,7 +443,7 @@ def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(t
     assert re.search(r"longest prompt of a first visit: about \d+ tokens", text)
 
 
-def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows):
+def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows, queries):
     for method, arguments, expected in (
         ("pointwise", {}, 1),
         ("rrc_agr", {}, 2),
@@ -459,6 +459,12 @@ def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows
         shown, tokens = int(found[1]), int(found[2].replace(",", ""))
         assert shown == expected, method
         assert 0 < tokens - shown * 4500 < 1500, "query, rubrics, template and two answers"
+    grown = {"num_train_epochs": 12, "max_completion_length": 4000}
+    for arguments, more in (({}, True), ({"max_anchors": 4}, False), ({"static": True}, False)):
+        with vllm_like(2048) as (url, _):
+            text = check(settings(tmp_path, url, method_args=arguments, **grown), queries)
+        assert (int(re.search(r"may show (\d+) responses", text)[1]) > 9) == more, arguments
+        assert ("visit 12 of a query takes" in text) == more
 
 
 def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):

@@ -75,7 +75,8 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
                 lines.append(f"{role}: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts["judge"]), default=None)
-            lines += await check_context(servers[0], context, judge.guard, plan, longest)
+            shown = await asyncio.to_thread(price.most_shown)  # it has an event loop of its own
+            lines += await check_context(servers[0], context, judge.guard, plan, longest, shown)
         question = price.first_questions[0]
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
@@ -108,7 +109,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}",
             passing=last.passing,
         )
-    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds)]  # it has an event loop of its own
+    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds)]  # so has this
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
@@ -144,12 +145,11 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]
 
 
 async def check_context(
-    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Askable]
+    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Askable], shown: int
 ) -> list[str]:
     """Say how long the questions of first visits are, and estimate later prompts.
 
-    A later prompt may show as many responses as the method says. Each is assumed to have `max_completion_length`
-    tokens.
+    A later prompt may show `shown` responses. Each is assumed to have `max_completion_length` tokens.
 
     Raises:
         [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long and shows a whole group.
@@ -161,7 +161,6 @@ async def check_context(
     lines = [f"longest prompt of a first visit: {count} tokens (query {need.query_id!r})"]
     frame = await longest_need(client, [without_responses(method, plan.queries[need.query_id], G)], guard)
     assert frame is not None, "one question was passed"
-    shown = method.most_shown(G)
     later = context_for(frame.prompt, need.answer, shown * length, guard)
     if context and later > context:
         if getattr(method, "shows_whole_groups", False) and shown >= G:

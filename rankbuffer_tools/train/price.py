@@ -22,6 +22,8 @@ from .rehearsal import rehearse
 
 SAMPLED = 8
 """The most queries whose visits are rehearsed. All first questions tell how much longer the other queries are."""
+GROWN = 1.2
+"""How many times as dear as the first visit the last one must be for a line about it."""
 REHEARSED = 12
 """The most visits of a query that are rehearsed."""
 LEARNED = 36
@@ -87,20 +89,33 @@ class RunPrice:
         return groups, judged(0), judged(1)
 
     @cached_property
+    def rehearsed(self) -> list[list[Question]]:
+        """What some queries ask in each epoch, or in the first `REHEARSED` ones."""
+        epochs = math.ceil(self.plan.batches.generations / self.plan.batches.generations_per_epoch)
+        return rehearse(self.plan.method, self.sampled, min(epochs, REHEARSED))
+
+    @property
+    def sampled(self) -> list[RolloutGroup]:
+        """The groups whose visits are rehearsed."""
+        return self.stand_ins[:: math.ceil(len(self.plan.queries) / SAMPLED)]
+
+    def most_shown(self) -> int:
+        """Return the most responses in one prompt: of the rehearsed visits, or by the method if that is more."""
+        shown = [sum(map(len, question.responses.values())) for visit in self.rehearsed for question in visit]
+        return max(self.plan.method.most_shown(self.plan.args.num_generations), *shown)
+
+    @cached_property
     def visits(self) -> dict[bool, list[tuple[float, ...]]]:
         """What each visit of a query asks, until they ask alike: tokens of prompts and answers, and responses shown.
 
         Made-up responses do not count. The key is whether the judge disagrees with itself wherever it can, so that a
         method asks again. The embedded judge does so where a later visit holds equal texts.
         """
-        epochs = math.ceil(self.plan.batches.generations / self.plan.batches.generations_per_epoch)
-        every, guard = math.ceil(len(self.plan.queries) / SAMPLED), self.plan.args.judge_guard
-        groups = self.stand_ins[::every]
+        guard, groups = self.plan.args.judge_guard, self.sampled
         first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
         whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
         visits: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
-        rehearsed = rehearse(self.plan.method, groups, min(epochs, REHEARSED))
-        for doubts, every_one in product(visits, rehearsed):
+        for doubts, every_one in product(visits, self.rehearsed):
             asked = [question for question in every_one if doubts or question.kind != "again"]
             prompt, completion = estimate_tokens(asked, guard)
             texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
@@ -170,6 +185,12 @@ class RunPrice:
             times = [duration(seconds * each.spent_tokens / sample.spent_tokens) for each in totals]
             parts.append(f"about {between(times)} of judging at this rate")
         lines = [", ".join(parts)]
+        (at_first, *_), (at_last, *_) = self.visits[False][0], self.visits[False][-1]
+        if self.written and at_last > GROWN * at_first:
+            visit = len(self.visits[False])
+            lines.append(
+                f"visit {visit} of a query takes {at_last / at_first:.1f} times the prompt tokens of its first visit"
+            )
         if args.reader is not None:
             tokens = between([short(part(steps, end, reader=True).spent_tokens) for end in ends])
             lines.append(

@@ -3,6 +3,8 @@
 Other parts compute the format reward (`format.py`) and the advantage (TRL), and keep the buffers (`store/`).
 """
 
+import logging
+import re
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
@@ -11,6 +13,11 @@ from ..judge import Judge, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
 from ..settings import check_at_least
 from .method import GroupScore, RewardMethod
+
+logger = logging.getLogger(__name__)
+
+TOO_LONG = re.compile(r"context.{0,9}(length|size|window)|too long|exceeds the maximum", re.IGNORECASE)
+"""What servers say of a prompt that their context does not hold."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class RankBuffer(RewardMethod):
             `False` leaves rollouts of one interval tied (the coarse-only ablation).
         anchor_content (`bool`, *optional*, defaults to `True`):
             `False` hides the anchors' text from the judge (the order-only ablation).
+        max_anchors (`int`, *optional*):
+            Ours: a buffer that has grown larger is thinned to so many anchors, with both ends. At least `k0`.
 
     Raises:
         [`SettingsError`]: if an argument is out of range.
@@ -66,10 +75,11 @@ class RankBuffer(RewardMethod):
     static: bool = False
     fine: bool = True
     anchor_content: bool = True
+    max_anchors: int | None = None
     name = "rankbuffer"
 
     def __post_init__(self):
-        check_at_least(self, k0=2, prune_after=1, refine_at=1)
+        check_at_least(self, k0=2, prune_after=1, refine_at=1, max_anchors=self.k0)
 
     @property
     def responses_needed(self) -> int:
@@ -104,7 +114,7 @@ class RankBuffer(RewardMethod):
             positions=ranking.positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
             before=buffer,
-            after=self._updated(buffer, ranking, group),
+            after=self._updated(buffer, ranking, group, judge),
         )
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
@@ -115,8 +125,8 @@ class RankBuffer(RewardMethod):
         return n, n + n // 2 * self.fine
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]. A buffer is taken to have at most twice its first number of anchors."""
-        insertion = 2 * self.k0 * self.anchor_content + 1
+        """See [`RewardMethod`]. Without `max_anchors`, a buffer is taken to double its first number of anchors."""
+        insertion = (self.max_anchors or 2 * self.k0) * self.anchor_content + 1
         return max(insertion, G if self.fine or self.bootstrap else 1)
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
@@ -136,10 +146,11 @@ class RankBuffer(RewardMethod):
         buffer = bootstrap_buffer(sigma, self.k0, group.known_epoch, group.step).visited()
         return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
 
-    def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
+    def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup, judge: Judge) -> AnchorBuffer:
         """Return the buffer for the next visit.
 
-        If no rollout was placed, then no anchor is changed: such a visit says nothing about the anchors' activity.
+        If no rollout was placed, then no anchor is changed: such a visit says nothing about the anchors' activity. But
+        if the buffer has outgrown the judge's context, it would fail at each visit. So half of its anchors go.
         """
         frozen = self.static and group.known_epoch >= 1
         if ranking.positions and not frozen:
@@ -151,7 +162,16 @@ class RankBuffer(RewardMethod):
                 refine_at=self.refine_at,
                 unordered=ranking.failed,
             )
-        return buffer.visited()
+        most = self.max_anchors or len(buffer)
+        errors = [call.error for call in judge.calls if (call.query_id, call.kind) == (group.query.id, "insert")]
+        if not ranking.positions and errors and all(map(TOO_LONG.search, errors)):
+            most = max(len(buffer) // 2, 2)
+            logger.warning(
+                "the %d anchors of query %r do not fit into the judge's context, so its group has no rewards and its"
+                " next one meets %d of them: set max_anchors or static: true in method_args, or a larger context",
+                *(len(buffer), group.query.id, most),
+            )
+        return buffer.thinned(most).visited()
 
     @staticmethod
     def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:

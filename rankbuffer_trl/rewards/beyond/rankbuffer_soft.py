@@ -55,7 +55,7 @@ class RankBufferSoft(RankBuffer):
             positions=positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),
             before=buffer,
-            after=self._updated(buffer, Ranking(positions, sigma), group),
+            after=self._updated(buffer, Ranking(positions, sigma), group, judge),
         )
 
 
