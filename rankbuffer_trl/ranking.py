@@ -128,28 +128,28 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
     rank_rewards([(2,), (0,), (1,)], G=4, empty=[3])  # (1/3, 1.0, -1/3, -1.0)
     ```
     """
-    return place_rewards(tier_places(order), G, empty)
+    return rewards_from_ranks(tier_ranks(order), G, empty)
 
 
-def tier_places(order: Iterable[Sequence[int]]) -> dict[int, float]:
-    """Return the place of each rollout in an order of tiers, from 0 (worst). A tier shares its mean place."""
-    places: dict[int, float] = {}
+def tier_ranks(order: Iterable[Sequence[int]]) -> dict[int, float]:
+    """Return the rank of each rollout in an order of tiers, from 0 (worst). A tier shares its mean rank."""
+    ranks: dict[int, float] = {}
     for tier in order:
-        places |= dict.fromkeys(tier, len(places) + (len(tier) - 1) / 2)
-    return places
+        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) - 1) / 2)
+    return ranks
 
 
-def place_rewards(
-    places: Mapping[int, Fraction | float], G: int, empty: Sequence[int] = ()
+def rewards_from_ranks(
+    ranks: Mapping[int, Fraction | float], G: int, empty: Sequence[int] = ()
 ) -> tuple[float | None, ...]:
-    """Return rewards in [-1, 1] from places: `r = -1 + 2 (e + q) / (n + e - 1)`.
+    """Return rewards in [-1, 1] from ranks: `r = -1 + 2 (e + q) / (n + e - 1)`.
 
-    Each reward that comes from an order is computed here. Mean places are not replaced by ranks. So two rollouts whose
-    order changes from look to look have nearly equal rewards.
+    Each reward that comes from an order is computed here. A mean rank is not rounded to a rank. So two rollouts whose
+    order changes from pass to pass have nearly equal rewards.
 
     Args:
-        places (`Mapping[int, Fraction | float]`):
-            The place `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`, or its mean over looks.
+        ranks (`Mapping[int, Fraction | float]`):
+            The rank `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`, or its mean over passes.
         G (`int`):
             Size of the group.
         empty (`Sequence[int]`, *optional*):
@@ -162,23 +162,23 @@ def place_rewards(
     Example:
 
     ```python
-    from rankbuffer_trl.ranking import place_rewards
-    from rankbuffer_trl.rewards.beyond.looks import mean_places
+    from rankbuffer_trl.ranking import rewards_from_ranks
+    from rankbuffer_trl.rewards.beyond.passes import mean_ranks
 
-    place_rewards(mean_places([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
+    rewards_from_ranks(mean_ranks([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
     ```
     """
-    highest = len(places) + len(empty) - 1
+    highest = len(ranks) + len(empty) - 1
     rewards: dict[int, float] = dict.fromkeys(empty, -1.0)
-    for i, q in places.items():
+    for i, q in ranks.items():
         rewards[i] = float(-1 + 2 * (len(empty) + q) / highest) if highest else 0.0
     return tuple(rewards.get(i) for i in range(G))
 
 
-def place_tiers(places: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]:
-    """Return the candidates as tiers from worst to best. Those of one tier have the same place."""
-    levels = sorted(set(places.values()))
-    return tuple(tuple(i for i in places if places[i] == level) for level in levels)
+def rank_tiers(ranks: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]:
+    """Return the candidates as tiers from worst to best. Those of one tier have the same rank."""
+    levels = sorted(set(ranks.values()))
+    return tuple(tuple(i for i in ranks if ranks[i] == level) for level in levels)
 
 
 def insertion_bin(position: int, K: int) -> str:

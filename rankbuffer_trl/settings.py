@@ -2,11 +2,12 @@
 
 import inspect
 import json
+import logging
 import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
@@ -16,7 +17,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from .errors import SettingsError
 
+logger = logging.getLogger(__name__)
+
 Class = TypeVar("Class", bound=type)
+# The names of today by older ones, which recipes and checkpoints hold. They are read for ever.
+RENAMED = {"again": "rerank_disputed", "looks": "passes"}
 # Arguments that methods had in older versions, with their last defaults.
 REMOVED_ARGUMENTS: dict[str, Any] = {"blocks_of_four": False, "ladder": False, "most_tokens": None}
 ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)
@@ -137,6 +142,28 @@ def load_path(path: str) -> Any:
     return getattr(home, name)
 
 
+def current_names(values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    """Return values by the names of today, and say once which of the `known` names an older one stands for.
+
+    Raises:
+        [`SettingsError`]: if a value is there by both names.
+    """
+    current = dict(values)
+    for old in RENAMED.keys() & values.keys():
+        if old not in known and (name := RENAMED[old]) in known:
+            if name in current:
+                raise SettingsError(f"{old} is an older name of {name}, and both are set: leave {old} out")
+            current[name] = current.pop(old)
+            say_renamed(old)
+    return current
+
+
+@cache
+def say_renamed(old: str) -> None:
+    """Say in one line that a name is an older one."""
+    logger.warning("%s is called %s today; the older name is still read", old, RENAMED[old])
+
+
 def check_arguments(
     cls: Any, name: str, arguments: Mapping[str, Any], key: str, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -158,7 +185,8 @@ def check_arguments(
         [`SettingsError`]: for an argument that does not exist, one that is missing, or a value that does not fit.
     """
     known = fields_of(cls)
-    values = {name: value for name, value in defaults.items() if name in known} | dict(arguments)
+    arguments = current_names(arguments, known)
+    values = {name: value for name, value in defaults.items() if name in known} | arguments
     for each in arguments:
         if each not in known:
             raise SettingsError(f"{key}: {name} has no argument {each!r}; it has {', '.join(known) or 'none'}")
@@ -175,7 +203,7 @@ def changed_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Fields with `compare=False` are left out: they change no outcome.
     """
-    defaults = dict(REMOVED_ARGUMENTS)
+    arguments, defaults = current_names(arguments, fields_of(cls)), dict(REMOVED_ARGUMENTS)
     for each in fields(cls):
         default = each.default if each.default_factory is MISSING else each.default_factory()
         recorded = json.loads(json.dumps(default, default=str))

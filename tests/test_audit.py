@@ -26,8 +26,8 @@ from rich.console import Console
 
 from rankbuffer_tools.audit.command import costs
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
-from rankbuffer_tools.audit.looks import QueryLooks
 from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
+from rankbuffer_tools.audit.rankings import QueryRankings
 from rankbuffer_tools.audit.results import RECIPE_OF_RESULT, REFERENCES, SOFT, Audit, Cost, Form, Result, verdict
 from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
 from rankbuffer_tools.audit.terminal import measure_table
@@ -281,15 +281,15 @@ def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_
 def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, seed):
     order = random.Random(seed).sample(range(N), N)
     pairs = [(pair, pair[0]) for a in range(N) for b in range(N) if a != b for pair in [(a, b)]]
-    looks = QueryLooks("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
+    looks = QueryRankings("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
     assert pairs_with_lists(QueryVerdicts(looks)) == 1 / 2
 
 
 def test_measures_take_pairs_with_both_verdicts_and_nothing_from_one_presentation_alone():
-    looks = QueryLooks("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
+    looks = QueryRankings("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
     assert {*values([QueryVerdicts(looks)]).values()} == {None}
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    measured = values([QueryVerdicts(QueryLooks("q", [], [*pairs.items()]))])
+    measured = values([QueryVerdicts(QueryRankings("q", [], [*pairs.items()]))])
     assert (measured["pairs_flip"], measured["pairs_first"]) == (1 / 2, 1 / 4), "one of four is for the first shown"
 
 
@@ -303,7 +303,7 @@ def test_rating_noise_is_that_of_ratings_as_reliable_as_log_odds():
         means = [each + luck.gauss(0, 0.6) for each in worth]
         leads = {(i, j): 0.1 * (worth[i] - worth[j] + luck.gauss(0, 0.6 * 2**0.5)) for i, j in ((0, 1), (2, 3))}
         odds = {shown: lead + 0.4 for (i, j), one in leads.items() for shown, lead in (((i, j), one), ((j, i), -one))}
-        answers.append(QueryVerdicts(QueryLooks("q", [], [], means=means), odds=odds))
+        answers.append(QueryVerdicts(QueryRankings("q", [], [], means=means), odds=odds))
     assert rating_noise(answers) == pytest.approx(0.6 * 2 / 9, rel=0.03)
     assert rating_noise([]) is None
 

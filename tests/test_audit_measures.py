@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.audit.looks import QueryLooks
 from rankbuffer_tools.audit.measures import (
     MEASURES,
     best_constant,
@@ -23,6 +22,7 @@ from rankbuffer_tools.audit.measures import (
     tau_b,
     tied_ratings,
 )
+from rankbuffer_tools.audit.rankings import QueryRankings
 from rankbuffer_tools.audit.samples import QueryVerdicts
 
 
@@ -46,9 +46,9 @@ def test_tau_b_is_the_textbooks(pairs):
 
 
 def test_query_looks_know_the_number_of_responses():
-    assert QueryLooks("q", [((0, 2, 1, 3), None)], []).n == 4
-    assert QueryLooks("q", [], [((5, 2), None)]).n == 6
-    assert QueryLooks("q", [], [], scores=[1.0, None]).n == 2
+    assert QueryRankings("q", [((0, 2, 1, 3), None)], []).n == 4
+    assert QueryRankings("q", [], [((5, 2), None)]).n == 6
+    assert QueryRankings("q", [], [], scores=[1.0, None]).n == 2
 
 
 def test_ordering_tau_compares_places_not_names():
@@ -59,10 +59,10 @@ def test_ordering_tau_compares_places_not_names():
 def test_lists_tau_is_the_mean_over_every_two_of_four():
     shown = (0, 1, 2)
     orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
-    looks = QueryLooks("q", [(shown, order) for order in orders], [])
+    looks = QueryRankings("q", [(shown, order) for order in orders], [])
     taus = [1 / 3, -1, 1, -1 / 3, 1 / 3, -1]
     assert lists_tau(QueryVerdicts(looks)) == pytest.approx(fmean(taus))
-    assert lists_tau(QueryVerdicts(QueryLooks("q", [*looks.lists[:3], (shown, None)], []))) is None
+    assert lists_tau(QueryVerdicts(QueryRankings("q", [*looks.lists[:3], (shown, None)], []))) is None
 
 
 def test_slope_is_that_of_ranks_on_places():
@@ -72,7 +72,7 @@ def test_slope_is_that_of_ranks_on_places():
 
 def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
     def share(straight, reverse, crossed, crossed_reverse):
-        looks = QueryLooks("q", [], [((3, 1), straight), ((1, 3), reverse)])
+        looks = QueryRankings("q", [], [((3, 1), straight), ((1, 3), reverse)])
         return label_share(QueryVerdicts(looks, {(3, 1): crossed, (1, 3): crossed_reverse}))
 
     assert share(3, 3, 3, 3) == 1 / 2  # the better sample
@@ -84,13 +84,13 @@ def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
 
 
 def test_tied_ratings_are_samples_whose_rating_another_one_has():
-    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, 3, 7]))) == 1 / 2
-    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
+    assert tied_ratings(QueryVerdicts(QueryRankings("q", [], [], [3, 5, 3, 7]))) == 1 / 2
+    assert tied_ratings(QueryVerdicts(QueryRankings("q", [], [], [3, 5, None, 7]))) is None
 
 
 def test_gain_of_means_is_negative_if_the_words_agree_better():
     lists, up = [((0, 1, 2), (0, 1, 2)), ((2, 1, 0), (0, 1, 2))], [1, 2, 3]
-    assert gain_of_means(QueryVerdicts(QueryLooks("q", lists, [], up, up[::-1]))) == pytest.approx(-1 - 1)
+    assert gain_of_means(QueryVerdicts(QueryRankings("q", lists, [], up, up[::-1]))) == pytest.approx(-1 - 1)
 
 
 def test_best_constant_is_the_position_in_the_middle():
@@ -123,6 +123,6 @@ def test_interval_is_as_wide_as_theory_says():
 def test_the_interval_of_a_share_ends_at_0_and_1_and_that_of_a_tau_does_not():
     share = next(each for each in MEASURES if each.name == "cut")
     for losses, end in ((0, 0, 1, 1, 1, 1), "high"), ((0, 0, 0, 0, 1, 1), "low"):
-        answers = [QueryVerdicts(QueryLooks(f"{i}", [], []), cut=each) for i, each in enumerate(losses)]
+        answers = [QueryVerdicts(QueryRankings(f"{i}", [], []), cut=each) for i, each in enumerate(losses)]
         assert getattr(share.result(answers, 0), end) == (end == "high")
         assert not 0 <= getattr(replace(share, meaning="tau").result(answers, 0), end) <= 1

@@ -35,8 +35,10 @@ from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.settings import RENAMED, say_renamed
 from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, RUBRICS, fails, faulty, make, play, quality, truth, unguarded
 from rankbuffer_trl.training.first import first_question, stand_in
+from rankbuffer_trl.training.state import differences
 
 METHODS = (
     Pointwise(),
@@ -51,9 +53,9 @@ METHODS = (
     LLMBuffer(),
     LLMBuffer(look_ahead=True),
     Listwise(),
-    Listwise(looks=4, again=False),
-    Listwise(looks=1),
-    Listwise(again=False, block=3),
+    Listwise(passes=4, rerank_disputed=False),
+    Listwise(passes=1),
+    Listwise(rerank_disputed=False, block=3),
     Ruler(),
     RatingsSoft(),
     PairsSoft(),
@@ -430,6 +432,29 @@ def test_load_method_names_what_it_does_not_find():
 def test_load_method_says_that_a_method_was_removed_and_where_it_is(name):
     with pytest.raises(SettingsError, match=f"'{name}' was removed, .* commit e122f1a, the last one that has it"):
         load_method(name, {}, seed=0)
+
+
+@dataclass(frozen=True)
+class Glances(Pointwise):
+    """A method of one's own with an argument that has the older name of another one."""
+
+    looks: int = 1
+
+
+def test_older_names_of_arguments_are_read_in_recipes_and_checkpoints_and_named_once(caplog):
+    say_renamed.cache_clear()
+    older, current = {"looks": 4, "again": False}, {"passes": 4, "rerank_disputed": False}
+    assert older.keys() <= RENAMED.keys()
+    assert load_method("listwise", older, seed=0) == load_method("listwise", current, seed=0)
+    saved, now = ({"method": "listwise", "method_args": arguments} for arguments in (older, current))
+    assert differences(saved, now) == differences(now, saved) == []
+    (line,) = differences(saved, now | {"method_args": current | {"passes": 2}})
+    assert line.startswith("method_args")
+    lines = ["looks is called passes today", "again is called rerank_disputed today"]
+    assert sorted(message.partition(";")[0] for message in caplog.messages) == sorted(lines), "each once"
+    with pytest.raises(SettingsError, match="looks is an older name of passes, and both are set: leave looks out"):
+        load_method("listwise", {"looks": 4, "passes": 4}, seed=0)
+    assert load_method("test_methods.Glances", {"looks": 3}, seed=0) == Glances(3)
 
 
 @dataclass(frozen=True)

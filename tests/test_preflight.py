@@ -186,7 +186,7 @@ def test_cost_of_each_recipe_is_that_of_a_replay_of_four_epochs(name, tmp_path, 
     *least, said = announced(RunPrice(plan).estimated_cost())
     assert real / 2 < said < 2 * real
     if least:  # as much as without, if the judge agrees with itself
-        once = replace(plan, method=replace(plan.method, again=False))
+        once = replace(plan, method=replace(plan.method, rerank_disputed=False))
         assert least == announced(RunPrice(once).estimated_cost())
     if not plan.method.responses_needed:
         lines = RunPrice(RunPlan.of(args, written.remove_columns("responses"), None)).estimated_cost()
@@ -485,7 +485,7 @@ def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):
     assert "stays unscored" not in checked(needed)
     with pytest.raises(JudgeError, match="would have no rewards"):
         checked(needed - 1)
-    blocks = dict(looks=2, again=False, block=4)
+    blocks = dict(passes=2, rerank_disputed=False, block=4)
     assert "may show 4 responses; it and its answer" in checked(needed // 2, method_args=blocks), "a list, not a group"
     assert "stays unscored" not in checked(needed - 1, method_args=blocks)
 

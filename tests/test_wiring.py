@@ -121,7 +121,7 @@ def listwise() -> dict:
     """The settings of a reward method that a door of `load_method` sees."""
     return {
         "method": To("listwise", {"name": "listwise"}),
-        "method_args": To({"looks": 4}, {"arguments": {"looks": 4}}),
+        "method_args": To({"passes": 4}, {"arguments": {"passes": 4}}),
     }
 
 
@@ -487,7 +487,7 @@ def a_run(at) -> dict:
     rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8, scale_rewards="none")
     return rows | {"judge_max_failures": 0.75, "judge_step_timeout": To(88.0, {"step_timeout": 88.0})} | {
         "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
-        "method_args": To({"looks": 4}, {"method.looks": 4}),
+        "method_args": To({"passes": 4}, {"method.passes": 4}),
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
         "reader": To(own | {"judge_model": "other"}, '"model": "other"'),
         "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # the reader has none

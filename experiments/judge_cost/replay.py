@@ -49,10 +49,10 @@ PAPER = {
     if label not in SAME
 }
 OURS = {
-    "List": Row("listwise", {"looks": 1, "again": False}),
-    "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
-    "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
-    "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
+    "List": Row("listwise", {"passes": 1, "rerank_disputed": False}),
+    "List, 2 looks": Row("listwise", {"passes": 2, "rerank_disputed": False}),
+    "List, 2 + 2": Row("listwise", {"passes": 2, "rerank_disputed": True}),
+    "List, 4 looks": Row("listwise", {"passes": 4, "rerank_disputed": False}),
 }
 RELATIVES = {"RULER": Row("ruler")}
 SOFT = {

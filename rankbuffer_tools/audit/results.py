@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-from .looks import QueryLooks
+from .rankings import QueryRankings
 
 REFERENCES = (
     "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
@@ -135,7 +135,7 @@ class Audit:
             Path of the samples.
         references (`bool`):
             Whether the samples are the data set's own references.
-        looks (`Sequence[QueryLooks]`):
+        looks (`Sequence[QueryRankings]`):
             What was read about each query.
         results (`list[Result]`):
             The measures, in the order of the table.
@@ -153,7 +153,7 @@ class Audit:
     dataset: str
     samples: str
     references: bool
-    looks: Sequence[QueryLooks]
+    looks: Sequence[QueryRankings]
     results: list[Result]
     costs: list[Cost]
     moves: list[tuple[int, int, int]]

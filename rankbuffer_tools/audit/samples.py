@@ -46,13 +46,13 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
 from rankbuffer_trl.monitoring.probes import sign
-from rankbuffer_trl.rewards.beyond.looks import balanced, look_questions, mean_places
+from rankbuffer_trl.rewards.beyond.passes import balanced, mean_ranks, pass_questions
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 from rankbuffer_trl.rewards.presentation import shuffle
 
 from ..batch.ask import AnswerLog, ask_many, hash_question
 from ..data.lines import rows_of
-from .looks import QueryLooks
+from .rankings import QueryRankings
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class QueryVerdicts:
     """The verdicts about the samples of one query, which have the numbers `0..n-1`.
 
     Args:
-        looks (`QueryLooks`):
+        looks (`QueryRankings`):
             The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
         crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
             The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
@@ -96,7 +96,7 @@ class QueryVerdicts:
             1. It is by the mean log odds of both orders if there are probabilities, else by the words.
     """
 
-    looks: QueryLooks
+    looks: QueryRankings
     crossed: Mapping[Pair, int | None] = field(default_factory=dict)
     put_back: Sequence[tuple[int, int | None]] = ()
     odds: Mapping[Pair, float] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class QueryVerdicts:
     @property
     def places(self) -> list[float] | None:
         """The mean place of each sample over the lists, from 0 for the worst; `None` without `reversed_lists`."""
-        places = mean_places([order for _, one, other in self.reversed_lists for order in (one, other)])
+        places = mean_ranks([order for _, one, other in self.reversed_lists for order in (one, other)])
         return [float(places[i]) for i in range(self.n)] if places else None
 
 
@@ -194,7 +194,7 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
     orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))
     asked: dict[tuple, Question] = {}
-    asked |= {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
+    asked |= {("list", order): one for order, one in zip(orders, pass_questions(group, orders, "look"), strict=True)}
     asked |= {("pair", pair): pair_question(group, pair) for pair in pairs}
     for first, second in pairs[:2]:
         labelled = pair_question(group, (second, first))
@@ -243,7 +243,7 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
         return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
 
     scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
-    looks = QueryLooks(
+    looks = QueryRankings(
         query_id,
         lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
         pairs=[(pair, label and pair["AB".index(label)]) for pair, label in of("pair").items()],

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
+from rankbuffer_trl.rewards.beyond.passes import RERANK
 from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.first import some, stand_in
@@ -116,7 +117,7 @@ class RunPrice:
         whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
         visits: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
         for doubts, every_one in product(visits, self.rehearsed):
-            asked = [question for question in every_one if doubts or question.kind != "again"]
+            asked = [question for question in every_one if doubts or question.kind != RERANK]
             prompt, completion = estimate_tokens(asked, guard)
             texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
             made_up = 0 if self.written else sum(map(len, texts)) / CHARACTERS_PER_TOKEN

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pairwise_question
-from ..ranking import place_rewards
+from ..ranking import rewards_from_ranks
 from .method import RewardMethod
 from .presentation import shuffle
 
@@ -128,5 +128,5 @@ def reward_ranks(group: RolloutGroup, rates: Mapping[int, float | None]) -> dict
         return {group.answered[0].id: 0.0}
     ranked = {i: rate for i, rate in rates.items() if rate is not None}
     places = {i: sum(other <= rate for other in ranked.values()) - 1 for i, rate in ranked.items()}
-    rewards = place_rewards(places, len(group.rollouts))
+    rewards = rewards_from_ranks(places, len(group.rollouts))
     return {i: rewards[i] for i in rates}

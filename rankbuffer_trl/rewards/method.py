@@ -16,7 +16,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge
-from ..ranking import place_rewards, place_tiers, tier_places
+from ..ranking import rank_tiers, rewards_from_ranks, tier_ranks
 from ..settings import check_arguments, load_path
 from .cost import VisitCost, simulated_costs
 
@@ -33,7 +33,7 @@ class GroupScore:
     Args:
         rewards (`tuple[float | None, ...]`):
             One reward per rollout, in rollout order, each in [-1, 1]. `None` marks an unscored rollout: its judgment
-            failed. [`score_by_order`], [`score_by_place`] and [`score_by_reward`] make them.
+            failed. [`score_by_order`], [`score_by_rank`] and [`score_by_reward`] make them.
         order (`tuple[tuple[int, ...], ...]`, *optional*, defaults to `()`):
             The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
         positions (`dict[int, int]`, *optional*, defaults to `{}`):
@@ -153,22 +153,22 @@ def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: 
         more:
             Further fields of [`GroupScore`].
     """
-    return score_by_place(group, tier_places(order), **more)
+    return score_by_rank(group, tier_ranks(order), **more)
 
 
-def score_by_place(group: RolloutGroup, places: Mapping[int, Fraction | float], **more: Any) -> GroupScore:
-    """Return the score of a method that gives each answered rollout a place, as [`score_by_order`] does.
+def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **more: Any) -> GroupScore:
+    """Return the score of a method that gives each answered rollout a rank, as [`score_by_order`] does.
 
     Args:
         group (`RolloutGroup`):
             The rollouts of one query. Those without an answer get the reward -1.
-        places (`Mapping[int, Fraction | float]`):
-            The place of each answered rollout, from 0 (worst) to `n - 1`, or its mean over several orders.
+        ranks (`Mapping[int, Fraction | float]`):
+            The rank of each answered rollout, from 0 (worst) to `n - 1`, or its mean over several orders.
         more:
             Further fields of [`GroupScore`].
     """
     empty = [rollout.id for rollout in group.empty]
-    return GroupScore(place_rewards(places, len(group.rollouts), empty), place_tiers(places), **more)
+    return GroupScore(rewards_from_ranks(ranks, len(group.rollouts), empty), rank_tiers(ranks), **more)
 
 
 def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:
@@ -180,7 +180,7 @@ def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) ->
         rewards (`Mapping[int, float | None]`):
             The reward of each answered rollout by id, in [-1, 1]; `None` if it is unscored.
     """
-    order = place_tiers({i: reward for i, reward in rewards.items() if reward is not None})
+    order = rank_tiers({i: reward for i, reward in rewards.items() if reward is not None})
     complete = {**rewards, **dict.fromkeys((rollout.id for rollout in group.empty), -1.0)}
     return GroupScore(tuple(complete[rollout.id] for rollout in group.rollouts), order)
 

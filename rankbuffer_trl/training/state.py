@@ -32,9 +32,7 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
     "judge_guard": ("how responses are quoted for the judge", lambda plan, *_: plan.args.judge_guard),
     "judge_samples": (
         "the answers that stand for probabilities",
-        lambda plan, *_: (
-            n if (n := plan.args.judge_samples) > 1 else None
-        ),  # as before this key
+        lambda plan, *_: n if (n := plan.args.judge_samples) > 1 else None,  # as before this key
     ),
     "reader": (
         "the second judge, its reader_first, and reader_every, which is gone",

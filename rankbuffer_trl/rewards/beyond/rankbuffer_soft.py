@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...buffer import AnchorBuffer, initial_buffer
 from ...groups import RolloutGroup
 from ...judge import Judge, insertion_question
-from ...ranking import Ranking, place_tiers
+from ...ranking import Ranking, rank_tiers
 from ..method import GroupScore
 from ..rankbuffer import RankBuffer
 
@@ -48,7 +48,7 @@ class RankBufferSoft(RankBuffer):
         rising = sorted(means, key=means.__getitem__)
         intervals = range(len(buffer) + 1)
         sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
-        order = place_tiers(means)
+        order = rank_tiers(means)
         return GroupScore(
             rewards=self._rewards(group, order),
             order=order,

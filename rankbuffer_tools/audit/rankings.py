@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class QueryLooks:
+class QueryRankings:
     """What the audit read about one query. Its responses have the numbers `0..n-1`.
 
     Args:
@@ -25,9 +25,9 @@ class QueryLooks:
     Example:
 
     ```python
-    from rankbuffer_tools.audit.looks import QueryLooks
+    from rankbuffer_tools.audit.rankings import QueryRankings
 
-    QueryLooks("q1", lists=[((0, 1, 2), (2, 0, 1)), ((2, 1, 0), None)], pairs=[((0, 1), 1), ((1, 0), 1)])
+    QueryRankings("q1", lists=[((0, 1, 2), (2, 0, 1)), ((2, 1, 0), None)], pairs=[((0, 1), 1), ((1, 0), 1)])
     ```
     """
 

@@ -1,4 +1,4 @@
-"""Several looks at the same rollouts: balanced orders, mean places, disputed blocks, and the method that uses them."""
+"""Several passes at the same rollouts: balanced orders, mean ranks, disputed blocks, and the method that uses them."""
 
 import asyncio
 import json
@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.ranking import place_rewards, place_tiers, rank_rewards
+from rankbuffer_trl.ranking import rank_rewards, rank_tiers, rewards_from_ranks
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.beyond.looks import (
+from rankbuffer_trl.rewards.beyond.passes import (
     balanced,
     block_orders,
     disputed,
-    expected_places,
-    look_questions,
-    mean_places,
+    expected_ranks,
+    mean_ranks,
+    pass_questions,
 )
 from rankbuffer_trl.rewards.prefetch import early_questions
 from rankbuffer_trl.testing import make, play, quality, truth
@@ -39,18 +39,18 @@ SIZES = st.integers(1, 12)
 
 
 @given(SIZES, st.integers(1, 4), SEEDS)
-def test_balanced_gives_all_the_same_mean_slot_after_an_even_number_of_looks(n, pairs, seed):
+def test_balanced_gives_all_the_same_mean_slot_after_an_even_number_of_passes(n, pairs, seed):
     group = make([5])
     orders = balanced(range(n), 2 * pairs, seed, group)
     assert all(sorted(order) == list(range(n)) for order in orders)
     assert {mean(order.index(i) for order in orders) for i in range(n)} == {Fraction(n - 1, 2)}
     apart = [order for pair in range(pairs) for order in balanced(range(n), 2, seed, group, after=2 * pair)]
-    assert orders == list(dict.fromkeys(apart)), "later looks go on where earlier ones ended, and no order comes twice"
+    assert orders == list(dict.fromkeys(apart)), "later passes go on where earlier ones ended, without repeats"
 
 
 @given(SIZES, st.sampled_from([4, 8]), SEEDS)
-def test_balanced_gives_all_the_same_mean_distance_from_the_middle_after_four_looks(n, looks, seed):
-    orders = [order for start in range(0, looks, 4) for order in balanced(range(n), 4, seed, make([5]), after=start)]
+def test_balanced_gives_all_the_same_mean_distance_from_the_middle_after_four_passes(n, passes, seed):
+    orders = [order for start in range(0, passes, 4) for order in balanced(range(n), 4, seed, make([5]), after=start)]
     distances = {mean(abs(order.index(i) - Fraction(n - 1, 2)) for order in orders) for i in range(n)}
     if n % 2 == 0 or n == 1:
         assert len(distances) == 1
@@ -66,7 +66,7 @@ def test_orders_follow_seed_query_and_step():
     assert first[:4] == balanced(range(8), 4, 0, make(EIGHT)) != first[4:]
 
 
-# Mean places, rewards, disputed blocks
+# Mean ranks, rewards, disputed blocks
 
 ORDERS = st.integers(1, 6).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4))
 BLOCKS = ORDERS.flatmap(lambda orders: st.lists(st.permutations(orders[0][:3]), max_size=3).map(lambda b: orders + b))
@@ -74,28 +74,28 @@ BLOCKS = ORDERS.flatmap(lambda orders: st.lists(st.permutations(orders[0][:3]), 
 
 @given(ORDERS | BLOCKS)
 def test_mean_places_equal_the_oracle(orders):
-    places = mean_places(orders)
-    assert places == slow_places(orders)
-    assert sum(places.values()) == math.comb(len(places), 2)
-    levels = sorted(set(places.values()))
-    assert place_tiers(places) == tuple(tuple(i for i in places if places[i] == level) for level in levels)
+    ranks = mean_ranks(orders)
+    assert ranks == slow_places(orders)
+    assert sum(ranks.values()) == math.comb(len(ranks), 2)
+    levels = sorted(set(ranks.values()))
+    assert rank_tiers(ranks) == tuple(tuple(i for i in ranks if ranks[i] == level) for level in levels)
 
 
 @given(ORDERS)
 def test_mean_places_over_whole_orders_are_the_means_of_the_places(orders):
-    assert mean_places(orders) == {i: mean(order.index(i) for order in orders) for i in orders[0]}
+    assert mean_ranks(orders) == {i: mean(order.index(i) for order in orders) for i in orders[0]}
 
 
 @given(ORDERS, st.integers(0, 3), st.integers(0, 3))
 def test_place_rewards_are_the_formula(orders, e, missing):
-    places, n = mean_places(orders), len(orders[0])
+    ranks, n = mean_ranks(orders), len(orders[0])
     empty = list(range(n, n + e))
-    rewards = place_rewards(places, n + e + missing, empty)
+    rewards = rewards_from_ranks(ranks, n + e + missing, empty)
     assert rewards[n:] == (-1.0,) * e + (None,) * missing
-    for i, q in places.items():
+    for i, q in ranks.items():
         assert rewards[i] == (float(-1 + 2 * (e + q) / (n + e - 1)) if n + e > 1 else 0)
     papers = rank_rewards([(i,) for i in orders[0]], n + e, empty)
-    assert place_rewards(mean_places(orders[:1]), n + e, empty) == pytest.approx(papers), "of one order"
+    assert rewards_from_ranks(mean_ranks(orders[:1]), n + e, empty) == pytest.approx(papers), "of one order"
 
 
 @given(ORDERS)
@@ -103,8 +103,8 @@ def test_disputed_blocks_are_the_finest_cut_without_a_dispute_across_it(orders):
     def agreed(lower, upper):
         return all(order.index(i) < order.index(j) for order in orders for i in lower for j in upper)
 
-    places = mean_places(orders)
-    ordered = sorted(places, key=places.get)
+    ranks = mean_ranks(orders)
+    ordered = sorted(ranks, key=ranks.get)
     cuts = [0, *(k for k in range(1, len(ordered) + 1) if agreed(ordered[:k], ordered[k:]))]
     expected = [set(ordered[a:b]) for a, b in pairwise(cuts) if b - a > 1]
     blocks = disputed(orders)
@@ -140,8 +140,8 @@ def test_listwise_rewards_are_those_of_the_oracle(method, qualities, failing, no
     texts, orders = [rollout.text for rollout in group.answered], [order for order in heard if order is not None]
     if len(texts) == 1:
         orders = [texts]
-    places = slow_places(orders) if orders else {}
-    assert played.rewards == slow_rewards(group, places, len(texts) - 1)
+    ranks = slow_places(orders) if orders else {}
+    assert played.rewards == slow_rewards(group, ranks, len(texts) - 1)
     assert len(set(played.prompts)) == len(played.prompts), "no prompt comes twice"
     check_questions(method, group, played, heard)
 
@@ -150,28 +150,28 @@ def check_questions(method: Listwise, group, played, heard) -> None:
     least, most = method.calls(group, first=True)
     assert least <= len(played.calls) <= most
     n, shown = len(group.answered), [shown_in(prompt) for prompt in played.prompts]
-    first = balanced([rollout.id for rollout in group.answered], method.looks, method.seed, group) if n >= 2 else []
+    first = balanced([rollout.id for rollout in group.answered], method.passes, method.seed, group) if n >= 2 else []
     assert shown[: len(first)] == [[group.rollouts[i].text for i in order] for order in first]
     assert [call.kind for call in played.calls] == ["look"] * len(first) + ["again"] * (len(shown) - len(first))
-    looks = [order for order in heard[: len(first)] if order is not None]
-    blocks = [set(block) for block in disputed(looks)] if looks and method.again else []
+    passes = [order for order in heard[: len(first)] if order is not None]
+    blocks = [set(block) for block in disputed(passes)] if passes and method.rerank_disputed else []
     later = shown[len(first) :]
     assert all(set(texts) in blocks for texts in later)
-    if n > 2 and method.looks == 2:  # another shuffle, after four looks, can repeat one of them
+    if n > 2 and method.passes == 2:  # another shuffle, after four passes, can repeat one of them
         assert len(later) == 2 * len(blocks), "each dispute is asked about again"
 
 
 def test_listwise_asks_about_two_rollouts_in_both_orders_and_no_more():
-    for looks in (2, 4):
-        assert Listwise(looks).calls(make([5, 5]), first=True) == (2, 2)
-        assert len(play(Listwise(looks), make([5, 5])).calls) == 2
+    for passes in (2, 4):
+        assert Listwise(passes).calls(make([5, 5]), first=True) == (2, 2)
+        assert len(play(Listwise(passes), make([5, 5])).calls) == 2
 
 
-def test_looks_are_two_by_default_and_cannot_be_what_no_order_balances():
+def test_passes_are_two_by_default_and_cannot_be_what_no_order_balances():
     assert Listwise() == Listwise(2, True, 0)
-    for looks in (0, -2, 3, 5):
-        with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
-            Listwise(looks=looks)
+    for passes in (0, -2, 3, 5):
+        with pytest.raises(SettingsError, match=f"passes must be 1 or an even number, got {passes}: .* its reverse"):
+            Listwise(passes=passes)
 
 
 # Lists of a group that is larger than a prompt
@@ -183,19 +183,19 @@ LISTED = st.integers(2, 9).flatmap(
 
 @given(LISTED)
 def test_expected_places_are_those_of_choix(orders):
-    places = expected_places(orders)
-    ids = {i: k for k, i in enumerate(places)}
+    ranks = expected_ranks(orders)
+    ids = {i: k for k, i in enumerate(ranks)}
     wins = [(ids[b], ids[a]) for order in orders for k, a in enumerate(order) for b in order[k + 1 :]]
     made_up = [match for k in ids.values() for match in ((k, len(ids)), (len(ids), k))]
     strengths = choix.opt_pairwise(len(ids) + 1, wins + made_up, alpha=1e-12, method="BFGS", tol=1e-9)[:-1]
     chances = 1 / (1 + np.exp(strengths[None] - strengths[:, None]))
-    assert list(places.values()) == pytest.approx(list(chances.sum(1) - 0.5), abs=1e-4)
-    twice = expected_places([*orders, *(order[::-1] for order in orders)])
+    assert list(ranks.values()) == pytest.approx(list(chances.sum(1) - 0.5), abs=1e-4)
+    twice = expected_ranks([*orders, *(order[::-1] for order in orders)])
     assert set(twice.values()) == {(len(ids) - 1) / 2}, "what cancels is a tie"
 
 
 @given(st.integers(3, 30), st.integers(2, 9), SEEDS, st.sets(st.integers(0, 29)))
-def test_block_orders_balance_two_looks_and_are_planned_before_the_texts(n, block, seed, empty):
+def test_block_orders_balance_two_passes_and_are_planned_before_the_texts(n, block, seed, empty):
     whole, group = (make([None if i in gone else 5 for i in range(n)]) for gone in ((), empty))
     planned, found = (block_orders(each, 2, block, seed) for each in (whole, group))
     left = [tuple(i for i in order if i not in empty) for order in planned]
@@ -209,7 +209,7 @@ def test_block_orders_balance_two_looks_and_are_planned_before_the_texts(n, bloc
 
 
 def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
-    group, method = make([9, 3, 7, 1, 8, 2, 6, 4]), Listwise(again=False, block=4)
+    group, method = make([9, 3, 7, 1, 8, 2, 6, 4]), Listwise(rerank_disputed=False, block=4)
     lists = block_orders(group, 2, 4, 0)
 
     def early(arrived) -> list:
@@ -221,7 +221,7 @@ def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
         return play(method, group, lambda prompt: TransportError("") if next(asked) in lost else truth(prompt)).rewards
 
     for shown in lists:
-        assert early(shown[1:]) == [] and early(shown) == look_questions(group, [shown], "look")
+        assert early(shown[1:]) == [] and early(shown) == pass_questions(group, [shown], "look")
     for lost in (set(), {0}, {0, 1}, {2, 3}, {0, 2}):
         heard = {i for k, shown in enumerate(lists) for i in shown if k not in lost}
         found = rewards(lost)
@@ -229,7 +229,9 @@ def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
         assert lost or found[0] == max(found), "the best wins in all of its lists"
     assert play(method, make([5, None, None, None, None])).rewards == (1, -1, -1, -1, -1), "nothing to ask"
     few = make([5, None, 7, 9])
-    assert play(method, few).rewards == play(Listwise(again=False), few).rewards, "the group fits into one list"
-    for wrong in (dict(block=4), dict(block=4, looks=1, again=False), dict(block=1, again=False)):
+    assert play(method, few).rewards == play(Listwise(rerank_disputed=False), few).rewards, (
+        "the group fits into one list"
+    )
+    for wrong in (dict(block=4), dict(block=4, passes=1, rerank_disputed=False), dict(block=1, rerank_disputed=False)):
         with pytest.raises(SettingsError, match="block"):
             Listwise(**wrong)
