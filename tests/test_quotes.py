@@ -19,7 +19,7 @@ NAMES |= {
     name: name for name in ("GDPO", "Tournament-GRPO", "RRC-AGR", "RRC-SCR", "ArenaRL", "RankBuffer", "Coarse-only")
 }
 WORLDS = "careful", "biased", "blunt"
-LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two looks (ours)": "List, 2 looks"}
+LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two passes (ours)": "List, 2 looks"}
 WON = "`pointwise`", "`rankbuffer`, bootstrap", "`ratings_soft`", "`ratings_soft`, another seed"
 WON_SOFT = "`pairs_soft`, one order", "`rankbuffer_soft`, references", "`rankbuffer_soft`, bootstrap"
 
@@ -83,7 +83,7 @@ def quotes():
     yield RESULTS, "GRPO ends at {} to {};", min(ends), max(ends)
     for row, sentence in (
         ("listwise", "ends {} points above RankBuffer at {} of"),
-        ("listwise_two", "looks end {} points above it at {} of"),
+        ("listwise_two", "passes end {} points above it at {} of"),
     ):
         yield RESULTS, sentence, *(cell(TOY, column, row, "rankbuffer")[0] for column in ("error 0.3", "token ratio"))
 
