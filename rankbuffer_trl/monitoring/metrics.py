@@ -10,6 +10,7 @@ from ..ranking import INSERTION_BINS, insertion_bin
 from ..rewards.method import GroupScore
 
 PLACEMENT = ("position", "tier")
+SUMS = ("calls", "failures", "attempts", "prompt_tokens", "cached_tokens", "completion_tokens", "spent_tokens")
 
 
 def step_metrics(
@@ -66,13 +67,7 @@ def step_metrics(
         "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
         "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),
         "rank/empty": sum(len(group.empty) for group in groups) / len(rewards),
-        "judge/calls": totals.calls,
-        "judge/failures": totals.failures,
-        "judge/attempts": totals.attempts,
-        "judge/prompt_tokens": totals.prompt_tokens,
-        "judge/cached_tokens": totals.cached_tokens,
-        "judge/completion_tokens": totals.completion_tokens,
-        "judge/spent_tokens": totals.spent_tokens,
+        **{f"judge/{name}": getattr(totals, name) for name in SUMS},
         "judge/seconds": seconds,
         "judge/hidden": hidden,
     }

@@ -75,16 +75,8 @@ class RunPlan:
         if eval_queries is not None:
             check_function_arguments(functions, eval_queries.prompts.column_names, "the data set to evaluate on")
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
-        return cls(
-            args,
-            method,
-            functions,
-            weights,
-            queries,
-            eval_queries,
-            batches,
-            Checkpoints(args.output_dir, SAVED),
-        )
+        checkpoints = Checkpoints(args.output_dir, SAVED)
+        return cls(args, method, functions, weights, queries, eval_queries, batches, checkpoints)
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:

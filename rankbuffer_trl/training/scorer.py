@@ -207,12 +207,6 @@ def open_scorer(
             " Judge(client, guard=args.judge_guard)"
         )
     store, second = BufferStore(Path(args.output_dir) / LIVE_STORE), reader or args.reader_judge()
-    return GroupScorer(
-        method or args.reward_method(),
-        judge or args.judge(),
-        store,
-        args.judge_max_failures,
-        args.judge_step_timeout,
-        Repair(second.for_method(READER, on_spent=store.spend), args.reader_first) if second else None,
-        may_leave,
-    )
+    repair = Repair(second.for_method(READER, on_spent=store.spend), args.reader_first) if second else None
+    limits = (args.judge_max_failures, args.judge_step_timeout)
+    return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, repair, may_leave)
