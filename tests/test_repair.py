@@ -139,6 +139,20 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
     assert contents(made.store, ALL[:3] + ALL[4:]) == before, "an evaluation reads nothing"
 
 
+def test_a_query_is_read_once_in_a_step_and_not_in_an_evaluation_or_a_step_that_is_left(scorer):
+    made, thrice = repaired(scorer, first=9), [*groups_of(0), groups_of(0)[0]]
+    made.score(thrice, 0, update=False)
+    made.begin(thrice, 0)
+    made.run(made._begun.finish(thrice))
+    made.discard()
+    assert history.count_reads(made.store)[0] == 0
+    for _ in range(2):  # the second time, the step is recorded already
+        made.score(thrice, 0)
+    assert sorted((each.query_id, each.rollout) for each in history.reads(made.store, 99)) == [
+        (id, rollout) for id in "ab" for rollout in range(6)
+    ]
+
+
 def test_a_restored_store_corrects_as_the_run_would_have(scorer, tmp_path):
     made, again = repaired(scorer, first=9), repaired(scorer, first=9)
     for step in range(4):

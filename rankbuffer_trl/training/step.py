@@ -173,7 +173,7 @@ class Step:
         self._final = [replace(group, epoch=mine.epoch) for group, mine in zip(groups, self.groups, strict=True)]
         self.arrivals.put_nowait(None)
         scores = await self._task
-        if self.scoring.repair and self.update:
+        if self.scoring.repair:
             self._reads = await self._read(self.scoring.repair, scores)
         return scores
 
