@@ -63,39 +63,30 @@ class RunState(Protocol):
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after this step, so that a checkpoint there is exact."""
-        ...
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return a line for each thing that a manifest and this run do not have in common."""
-        ...
 
     def facts(self) -> Mapping[str, Any]:
         """Return what the manifest tells of the run, for `differences` and for people."""
-        ...
 
     def check_start(self, saved: Path | None, step: int) -> None:
         """Raise an error if the run must not start from this checkpoint, after its step."""
-        ...
 
     def start(self, saved: Path | None) -> None:
         """Take up what a checkpoint's folder of the state holds, or begin anew."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write the state into a folder."""
-        ...
 
     def rewind(self, step: int) -> None:
         """Take back what was recorded after this step."""
-        ...
 
     def over_budget(self) -> str | None:
         """Say why the run has to end after this step, `None` if it need not."""
-        ...
 
     def wake(self) -> None:
         """End the wait of a step with [`StepLeft`]. A signal handler calls this."""
-        ...
 
 
 class ResumableTrainer(GRPOTrainer):

@@ -224,12 +224,7 @@ class GroupReward:
         return groups
 
     def _no_answers(
-        self,
-        step: int,
-        count: int,
-        training: bool,
-        completions: Sequence,
-        completion_ids: Sequence[list[int]] | None,
+        self, step: int, count: int, training: bool, completions: Sequence, completion_ids: Sequence[list[int]] | None
     ) -> None:
         """Warn that a generation has no answer. Stop the run if none of its first generations has one."""
         if training and self._unanswered is not None:
