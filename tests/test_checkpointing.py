@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import TrainerCallback
@@ -141,7 +142,14 @@ def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy,
     assert not [*(tmp_path / "inside").glob("checkpoint-*")]
 
 
-class Fails(TrainerCallback):
+class Draws(TrainerCallback):
+    """A callback that draws a random number for each line of the log."""
+
+    def on_log(self, args, state, control, **kwargs):
+        torch.rand(1)
+
+
+class Fails(Draws):
     """A callback that fails in the evaluation after the second step."""
 
     def on_prediction_step(self, args, state, control, **kwargs):
@@ -150,15 +158,18 @@ class Fails(TrainerCallback):
 
 
 def test_an_evaluation_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy):
-    changes = dict(save_strategy="no", eval_strategy="steps", eval_steps=1, max_steps=3)
-    whole = train(tmp_path / "whole", tiny_policy, Rewards(), **changes)
-    trainer = make(tmp_path / "cut", tiny_policy, Rewards(), **changes)
-    trainer.add_callback(Fails())
+    def go(folder: str, callback: TrainerCallback, resume: bool = False) -> list:
+        changes = dict(save_strategy="no", eval_strategy="steps", eval_steps=1, max_steps=3, logging_steps=1)
+        trainer = make(tmp_path / folder, tiny_policy, state := Rewards(), **changes)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resume)
+        return state.rows
+
+    whole = go("whole", Draws())
     with pytest.raises(ServerError):
-        trainer.train()
+        go("cut", Fails())
     assert [each.name for each in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-2"]
-    resumed = train(tmp_path / "cut", tiny_policy, Rewards(), resume=True, **changes)
-    assert len(whole.rows) == 3 and resumed.rows == whole.rows
+    assert len(whole) == 3 and go("cut", Draws(), resume=True) == whole
 
 
 def test_leaves_step_is_false_for_an_error_that_one_of_several_processes_has(monkeypatch):
