@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 Class = TypeVar("Class", bound=type)
 # The names of today by older ones, which recipes and checkpoints hold. They are read for ever.
-RENAMED = {"again": "rerank_disputed", "looks": "passes"}
+RENAMED = {
+    **{"again": "rerank_disputed", "looks": "passes"},  # of listwise
+    **{"reader": "reference_judge", "reader_first": "reference_groups"},  # of a training
+}
 # Arguments that methods had in older versions, with their last defaults.
 REMOVED_ARGUMENTS: dict[str, Any] = {"blocks_of_four": False, "ladder": False, "most_tokens": None}
 ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)

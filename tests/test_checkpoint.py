@@ -365,9 +365,13 @@ def test_samples_that_stand_for_probabilities_bind_a_checkpoint_of_another_numbe
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
     servers = {"judge_url": "http://10.1.2.3:9/v1", "vllm_server_base_url": "http://10.1.2.3:8"}
     args = config(tmp_path, **servers, vllm_server_host="10.1.2.3", judge_model="m", hub_token="hf_a_token")
-    args.reader = {"judge_url": ["http://10.1.2.3:7/v1"], "judge_headers": {"X-Run": "hf_a_token"}, "judge_model": "n"}
+    args.reference_judge = {
+        "judge_url": ["http://10.1.2.3:7/v1"],
+        "judge_headers": {"X-Run": "hf_a_token"},
+        "judge_model": "n",
+    }
     told = describe({}, 0, args)
-    assert told["config"]["reader"] == {"judge_model": "n"}, "nor inside a setting"
+    assert told["config"]["reference_judge"] == {"judge_model": "n"}, "nor inside a setting"
     assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
     assert not any(secret in json.dumps(told) for secret in ("10.1.2.3", "hf_a_token", str(tmp_path.parent)))
     assert told["config"]["output_dir"] == tmp_path.name and told["config"]["format_check"] == "none"

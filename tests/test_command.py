@@ -69,6 +69,17 @@ def test_find_recipe_looks_here_first_and_then_in_the_package(tmp_path, monkeypa
     assert [find_recipe(name).samefile("paper/dapo.yaml") for name in names] == [True, False]
 
 
+def test_read_recipe_reads_older_names_of_settings(tmp_path):
+    (tmp_path / "base.yaml").write_text("reader: {judge_model: better}\n")
+    (path := tmp_path / "mine.yaml").write_text("base: base.yaml\nreader_first: 3\n")
+    assert read_recipe(path) == {"reference_judge": {"judge_model": "better"}, "reference_groups": 3}
+    path.write_text("reference_groups: 2\nreader_first: 3\n")
+    with pytest.raises(SettingsError, match="both are set: leave reader_first out"):
+        read_recipe(path)
+    with pytest.raises(SettingsError, match="no key 'reader_first'; did you mean reference_groups"):
+        RecipeParser().parse_args_and_config(["--reader_first", "3"])
+
+
 def test_read_recipe_takes_the_base_beside_it_first(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: base.yaml\nseed: 7\n")
     assert read_recipe(tmp_path / "mine.yaml") == yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text()) | {

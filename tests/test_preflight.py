@@ -278,7 +278,10 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     for budget, said in (
         ({"judge_token_budget": 6_000_000}, "ends at about step 4 of 8"),
         ({"judge_token_budget": 12_000_001}, "lasts to the end of the run"),
-        ({"judge_token_budget": 6_000_000, "reader": better, "reader_first": 12}, "ends at about step 2 of 8"),
+        (
+            {"judge_token_budget": 6_000_000, "reference_judge": better, "reference_groups": 12},
+            "ends at about step 2 of 8",
+        ),
         ({"judge_price_budget": 6.0, **prices}, "ends at about step 4 of 8"),
         ({"judge_price_budget": 6.0, **prices, "judge_cached_price": 0.25}, "ends at about step 7 of 8"),
     ):
@@ -288,8 +291,10 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     with closing(BufferStore(tmp_path / LIVE_STORE)) as store:
         store.spend(Usage(2_000_000, 1_000_000, 0))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 6 of 8", "the folder has taken 1.25"
-    read = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", reader=better, reader_first=6), rows, None))
-    assert "the reader takes about 3.0M of these tokens, for 6 groups" in read.cost(asked, sample)
+    read = RunPrice(
+        RunPlan.of(config(tmp_path, method="pointwise", reference_judge=better, reference_groups=6), rows, None)
+    )
+    assert "the reference judge takes about 3.0M of these tokens, for 6 groups" in read.cost(asked, sample)
     plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", judge_token_budget=9_000_000), rows, None))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 5 of 8"
     args = config(tmp_path, method="pointwise", judge_token_budget=9_000_000, max_completion_length=50_000)
@@ -500,7 +505,7 @@ def test_preflight_asks_nothing_if_a_server_is_missing(tmp_path, queries):
         with pytest.raises(JudgeError, match=f"the judge server {missing} cannot be reached, so nothing was started"):
             check(settings(tmp_path, [there, missing]), queries)
         with pytest.raises(JudgeError, match=f"the judge server {missing} cannot be reached, so nothing was started"):
-            check(settings(tmp_path, there, reader={"judge_url": missing, "judge_model": "better"}), queries)
+            check(settings(tmp_path, there, reference_judge={"judge_url": missing, "judge_model": "better"}), queries)
     assert asked == []
 
 

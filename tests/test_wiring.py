@@ -477,7 +477,7 @@ def train_and_resume(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, train_and_resume)
 def a_run(at) -> dict:
-    names = "scorer.GroupScorer scorer.Repair trainer.AnswerReader state.GroupReward.begin trainer.scale_by_signal"
+    names = "scorer.GroupScorer scorer.Debiasing trainer.AnswerReader state.GroupReward.begin trainer.scale_by_signal"
     at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
     at.ends.doors("rankbuffer_trl.checkpointing", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
@@ -489,10 +489,10 @@ def a_run(at) -> dict:
         "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
         "method_args": To({"passes": 4}, {"method.passes": 4}),
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
-        "reader": To(own | {"judge_model": "other"}, '"model": "other"'),
-        "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # the reader has none
+        "reference_judge": To(own | {"judge_model": "other"}, '"model": "other"'),
+        "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # of the judge alone
         "judge_cached_price": To(0.5, lambda ends: "0.5" in ends.arrived("judge_cached_price")),
-        "reader_first": To(1, {"first": 1}),
+        "reference_groups": To(1, {"first": 1}),
         "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
         "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
         "format_weight": To(0.5, "'format_reward': 0.5"),

@@ -27,7 +27,7 @@ from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
 from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
-READER_NOISE = 0.18  # of a reader that reads half as well as the judge
+READER_NOISE = 0.18  # of a reference judge that reads half as well as the judge
 Rubrics = Sequence[tuple[int, str]]
 
 

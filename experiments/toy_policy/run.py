@@ -101,7 +101,7 @@ SMALL = {
 }
 
 
-READ = {"reader_first": 11}  # 5 % of the groups of a run, all of them at its beginning
+READ = {"reference_groups": 11}  # 5 % of the groups of a run, all of them at its beginning
 
 # The C library gives the memory of every large tensor back to the system. New pages were a tenth of a run's CPU time.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**28)}
@@ -206,14 +206,14 @@ class Run:
         weakness = Weakness.of(self.settings.weakness, self.settings.strength, self.trait)
         client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts, weakness)
         judge = Judge(client, guard=args.judge_guard)
-        reader = Judge(Reader(self.mean, self.deviation), guard=args.judge_guard)
+        reference_judge = Judge(Reader(self.mean, self.deviation), guard=args.judge_guard)
         plan = RunPlan.of(args, queries, None)
         if self.settings.second == "again":
             errs = Again(self.mean, self.deviation, self.settings.noise, doubts, weakness)
             plan = replace(plan, method=Twice(plan.method, Judge(errs, guard=args.judge_guard)))
         if self.settings.second == "alone":
-            plan = replace(plan, method=Alone(plan.method, reader, tuple(plan.queries.ids)))
-        more = {"reader": reader} if self.settings.second == "repair" else {}
+            plan = replace(plan, method=Alone(plan.method, reference_judge, tuple(plan.queries.ids)))
+        more = {"reference_judge": reference_judge} if self.settings.second == "repair" else {}
         trainer = RankBufferTrainer(self.settings.policy, args, queries, judge=judge, plan=plan, **more)
         trainer.remove_callback(PrinterCallback)
         try:

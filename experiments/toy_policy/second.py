@@ -1,7 +1,8 @@
 """What a second judge can be for, beside the repair of the rewards: to judge all again, or to judge alone.
 
-* `repair`: a better reader scores the first 5 % of the groups again, and `training/repair.py` corrects the rewards.
-* `alone`: this reader scores one of 20 groups, and the others have no reward.
+* `repair`: a better reference judge scores the first 5 % of the groups again, and `training/debiasing.py` corrects the
+  rewards.
+* `alone`: this reference judge scores one of 20 groups, and the others have no reward.
 * `again`: the judge, with its weakness and with other errors, scores every group twice. The rewards are the means.
 """
 
@@ -16,7 +17,7 @@ from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.prefetch import SilentJudge
 
 SECOND = ("", "repair", "alone", "again")
-EVERY = 20  # groups of which the reader scores one
+EVERY = 20  # groups of which the reference judge scores one
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""Does a reader repair the rewards of a policy that is not trained? A run of the toy policy with a learning rate of 0.
+"""Does a reference judge debias the rewards of an untrained policy? A run with a learning rate of 0.
 
     python -m experiments.toy_policy.untrained --methods grpo rankbuffer listwise_two --weakness phrase --strength 3
 
 Six epochs of rollouts of the policy before training are scored by each method, as in training: by the judge with its
-weakness, by this judge with a reader of one of 20 groups (`rankbuffer_trl/training/repair.py`), and by the reader
-alone. The program prints the cosine of the rewards with the true qualities from the second epoch on, the step from
-which the largest effect is that of what the judge pays for, and one JSON line. The rollouts are kept in a file beside
-the policy.
+weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/training/debiasing.py`), and by the
+reference judge alone. The program prints the cosine of the rewards with the true qualities from the second epoch on,
+the step from which the largest effect is that of what the judge pays for, and one JSON line. The rollouts are kept in
+a file beside the policy.
 """
 
 import argparse
@@ -40,18 +40,18 @@ from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.repair import WORD_IS, Repair
+from rankbuffer_trl.training.debiasing import WORD_IS, Debiasing
 from rankbuffer_trl.training.scorer import GroupScorer
 
 EPOCHS, QUERIES = 6, 6  # of a run, and of a step
 PAYS_FOR = {"phrase": {f"{WORD_IS}then"}, "length": {"words"}, "echo": {"rubric_words", "words"}}
 
 
-class Spread(Repair):
-    """A reader of one of 20 groups of the whole run, since a policy that is not trained always differs alike."""
+class Spread(Debiasing):
+    """A reference judge of one of 20 groups of the whole run, since an untrained policy always differs alike."""
 
     def chosen(self, before: int, groups: int) -> Sequence[int]:
-        """Return which groups of a step the reader scores."""
+        """Return which groups of a step the reference judge scores."""
         return [i for i in range(groups) if (before + i) % EVERY == 0]
 
 
@@ -88,24 +88,24 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
     table = QueryTable(queries, method.responses_needed)
     likes = Weakness.of(weakness, strength, (fmean(liked), stdev(liked)))
     cheap = Judge(NoisyRubricJudge(mean, deviation, NOISE, weakness=likes), guard=args.judge_guard)
-    reader = Judge(Reader(mean, deviation), guard=args.judge_guard, method="reader")
+    reference_judge = Judge(Reader(mean, deviation), guard=args.judge_guard, method="reader")
 
-    def play(judge: Judge, repair: Repair | None = None, order: int = 0) -> tuple[float, int | None]:
+    def play(judge: Judge, debiasing: Debiasing | None = None, order: int = 0) -> tuple[float, int | None]:
         cosines, named, steps = [], None, steps_of(table, texts, order)
         with tempfile.TemporaryDirectory() as folder:
-            scorer = GroupScorer(method, judge, BufferStore(Path(folder) / "live.sqlite"), repair=repair)
+            scorer = GroupScorer(method, judge, BufferStore(Path(folder) / "live.sqlite"), debiasing=debiasing)
             for number, groups in enumerate(steps):
                 for group, found in zip(groups, scorer.score(groups, number).scores, strict=True):
                     true = [score(rollout.text, rubrics[group.query.id]) for rollout in group.rollouts]
                     if group.known_epoch and len(set(true)) > 1:
                         cosines.append(cosine(found.rewards, true))
-                right = repair is not None and repair.named in PAYS_FOR.get(weakness, ())
+                right = debiasing is not None and debiasing.named in PAYS_FOR.get(weakness, ())
                 named = (number if named is None else named) if right else None
             scorer.close()
         return round(fmean(cosines), 4), named
 
-    (plain, _), (alone, _) = play(cheap), play(reader)
-    repaired = [play(cheap, Spread(reader, 0), order) for order in range(orders)]
+    (plain, _), (alone, _) = play(cheap), play(reference_judge)
+    repaired = [play(cheap, Spread(reference_judge, 0), order) for order in range(orders)]
     cosines, named = zip(*repaired, strict=True)
     return {"method": name, "judge": plain, "repaired": cosines, "reader": alone, "named": named}
 

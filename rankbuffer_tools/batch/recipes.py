@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.settings import RENAMED, current_names
 
 from ..paper import RECIPE_FOLDER
 
@@ -71,6 +72,7 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys, which are words, to values")
+    recipe = current_names(recipe, RENAMED.values())
     base = recipe.pop("base", None)
     if base is None:
         return recipe

@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +17,7 @@ from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
+from rankbuffer_trl.settings import RENAMED
 
 from .output import beside, write_failures, write_provenance, write_rows
 from .recipes import find_recipe, given, read_recipe
@@ -155,9 +156,9 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
     return 1 if failures else 0
 
 
-def no_such_key(key: str, known: Iterable[str]) -> str:
+def no_such_key(key: str, known: Sequence[str]) -> str:
     """Say that there is no such setting, and which known ones are spelled alike."""
-    near = get_close_matches(key, known)
+    near = [RENAMED[key]] if RENAMED.get(key) in known else get_close_matches(key, known)
     return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 

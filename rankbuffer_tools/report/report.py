@@ -15,7 +15,7 @@ from rich.progress import track
 from rankbuffer_trl.data.queries import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge, Totals
-from rankbuffer_trl.judge.ledger import READER
+from rankbuffer_trl.judge.ledger import REFERENCE
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
@@ -297,7 +297,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
     known, config = run.manifest, run.manifest.get("config", {})
     arguments = known.get("method_args", {})
     shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
-    methods = ", ".join(each for each in history.totals_by(run.store, "method") if each != READER)
+    methods = ", ".join(each for each in history.totals_by(run.store, "method") if each != REFERENCE)
     rows = {
         "policy": known.get("policy"),
         "data": known.get("data"),

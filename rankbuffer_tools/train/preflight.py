@@ -46,7 +46,7 @@ MASKED = 1e-4
 
 
 async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = None) -> list[str]:
-    """Check the judge and the reader of a run and estimate what they cost.
+    """Check the judge and the reference judge of a run and estimate what they cost.
 
     Args:
         plan (`RunPlan`):
@@ -63,7 +63,9 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     """
     args, made = plan.args, plan.args.judge()
     judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
-    both = {"judge": judge} | ({"reader": reader} if (reader := args.reader_judge()) else {})
+    both = {"judge": judge} | (
+        {"reference judge": reference_judge} if (reference_judge := args.make_reference_judge()) else {}
+    )
     lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)

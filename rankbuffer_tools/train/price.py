@@ -126,15 +126,15 @@ class RunPrice:
             )
         return visits
 
-    def groups(self, step: int, reader: bool = False) -> list[int]:
+    def groups(self, step: int, reference_judge: bool = False) -> list[int]:
         """Return how many groups are scored from step `done` to `step`, by visit, the later visits with the last one.
 
-        With `reader`, they are those that the reader scores.
+        With `reference_judge`, they are those that the reference judge scores.
         """
         args, size = self.plan.args, self.plan.args.queries_per_generation
         first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
         starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits[True]))]
-        most = args.reader_first if reader else last
+        most = args.reference_groups if reference_judge else last
         bounds = [min(max(each, first), last, most) for each in (*starts, last)]
         return [end - start for start, end in pairwise(bounds)]
 
@@ -158,10 +158,12 @@ class RunPrice:
         longest = 0 if self.written else args.max_completion_length * (1 + args.judge_guard / QUOTED)
         ends = [(0.0, False), (longest, True)]
 
-        def part(step: int, end: tuple[float, bool], reader: bool) -> Totals:
+        def part(step: int, end: tuple[float, bool], reference_judge: bool) -> Totals:
             more, doubts = end
             columns = zip(*self.visits[doubts], strict=True)
-            prompts, completions, shown = (sum(map(mul, self.groups(step, reader), column)) for column in columns)
+            prompts, completions, shown = (
+                sum(map(mul, self.groups(step, reference_judge), column)) for column in columns
+            )
             tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
             cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
             answers = completions * sample.spent_completion_tokens / completion
@@ -169,8 +171,8 @@ class RunPrice:
             return Totals(**{f"spent_{name}_tokens": round(number) for name, number in counts})
 
         def total(step: int, end: tuple[float, bool]) -> Totals:
-            judge = part(step, end, reader=False)
-            return judge + part(step, end, reader=True) if args.reader is not None else judge
+            judge = part(step, end, reference_judge=False)
+            return judge + part(step, end, reference_judge=True) if args.reference_judge is not None else judge
 
         groups, *calls = self.judgments()
         totals = [total(steps, end) for end in ends]
@@ -192,10 +194,11 @@ class RunPrice:
             lines.append(
                 f"visit {visit} of a query takes {at_last / at_first:.1f} times the prompt tokens of its first visit"
             )
-        if args.reader is not None:
-            tokens = between([short(part(steps, end, reader=True).spent_tokens) for end in ends])
+        if args.reference_judge is not None:
+            tokens = between([short(part(steps, end, reference_judge=True).spent_tokens) for end in ends])
             lines.append(
-                f"the reader takes about {tokens} of these tokens, for {sum(self.groups(steps, True)):,} groups"
+                f"the reference judge takes about {tokens} of these tokens, for {sum(self.groups(steps, True)):,}"
+                " groups"
             )
         if not self.written:
             lines.append(

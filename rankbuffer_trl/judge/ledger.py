@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 FAILURES = ("malformed", "unreachable")
-READER = "reader"  # the method of the calls of a reader, which scores some groups again
+REFERENCE = "reader"  # the method of the calls of a reference judge, which scores some groups again
 # tokens of one request: far above any context, and four billion such counts fit into SQLite's integer
 MOST_TOKENS = 2**31 - 1
 ANSWER_KEPT = 4000  # characters of a last answer that a call keeps for messages to people

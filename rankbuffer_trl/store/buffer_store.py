@@ -133,7 +133,7 @@ class BufferStore:
             phase (`str`, *optional*, defaults to `"train"`):
                 `train` or `eval`.
             reads (`Iterable[ReadRow]`, *optional*):
-                What the reader has read in this step.
+                What the reference judge has scored in this step.
 
         Raises:
             [`StoreError`]: if the step cannot be written. Nothing of it was written then.

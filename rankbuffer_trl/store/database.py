@@ -46,8 +46,9 @@ CREATE INDEX IF NOT EXISTS call_step ON calls (step);
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
-# Made by the first step in which a reader has read. So the stores of runs without a reader are as they always were.
-# Rollouts that the reader has scored too: the judge's reward less the reader's; features is JSON.
+# Made by the first step in which a reference judge has scored. So the stores of runs without one are as they always
+# were. Rollouts that the reference judge has scored too: the judge's reward less the reference judge's; features is
+# JSON.
 READS = """CREATE TABLE reads (
     query_id TEXT NOT NULL, step INTEGER NOT NULL, rollout INTEGER NOT NULL, difference REAL NOT NULL,
     features TEXT NOT NULL, PRIMARY KEY (query_id, step, rollout)) STRICT"""
@@ -201,7 +202,7 @@ def copy_rows(source: Path, target: Path) -> str:
 
 
 def has_reads(db: sqlite3.Connection, schema: str = "main") -> bool:
-    """Return whether an attached file has the table of a reader."""
+    """Return whether an attached file has the table of a reference judge."""
     return bool(db.execute(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = 'reads'").fetchone())
 
 
@@ -270,7 +271,7 @@ def definitions(db: sqlite3.Connection) -> set[tuple]:
 
 @cache
 def expected_definitions(reads: bool) -> set[tuple]:
-    """Return the definitions that a store of this version has, with or without the table of a reader."""
+    """Return the definitions that a store of this version has, with or without the table of a reference judge."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA + READS * reads)
         return definitions(db)

@@ -119,7 +119,7 @@ class ResponseRow:
 
 @dataclass(frozen=True)
 class ReadRow:
-    """One rollout that the reader has scored too, and by how much the judge's reward is above the reader's."""
+    """One rollout that the reference judge has scored too. `difference` is what the judge gave more."""
 
     query_id: str
     step: int
@@ -167,7 +167,7 @@ def responses(store: Readable, query_id: str) -> list[ResponseRow]:
 
 
 def reads(store: Readable, limit: int) -> list[ReadRow]:
-    """Return the newest rollouts that the reader has scored, `limit` of them at most, newest step first."""
+    """Return the newest rollouts that the reference judge has scored, `limit` of them at most, newest step first."""
     if not count_reads(store)[0]:
         return []
     columns, order = "query_id, step, rollout, difference, features", f"step DESC, query_id, rollout LIMIT {limit:d}"
@@ -175,7 +175,7 @@ def reads(store: Readable, limit: int) -> list[ReadRow]:
 
 
 def count_reads(store: Readable) -> tuple[int, int | None]:
-    """Return how many rollouts a reader has scored, and the newest step of one. Without a reader there is no table."""
+    """Return how many rollouts a reference judge has scored, and the newest step of one. Most runs have no table."""
     if not list(store.rows("SELECT 1 FROM sqlite_master WHERE name = 'reads'")):
         return 0, None
     return next((count, step) for count, step in store.rows("SELECT count(*), max(step) FROM reads"))

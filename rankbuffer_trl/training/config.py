@@ -43,7 +43,8 @@ OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and f
     "lr_scheduler_kwargs",
     "model_init_kwargs",
 )
-MOST_READ = 200  # groups of a reader: 11 gave back most of what a word costs, and a correction takes 2,000 reads
+# 11 groups gave back most of what a word costs, and a correction takes 2,000 reads.
+MAX_REFERENCE_GROUPS = 200
 ANSWERS = (  # the settings of a judge that its answers depend on
     *("judge_url", "judge_model", "judge_client", "judge_client_args", "judge_request"),
     *("judge_decoding", "judge_free_tokens", "judge_guard", "judge_samples"),
@@ -97,12 +98,12 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling). It
             needs `scale_rewards: none`: a deviation in the advantages would take the factor out again.
-        reader (`dict`, *optional*):
+        reference_judge (`dict`, *optional*):
             Settings of a second, better judge (`judge_url`, `judge_model` and so on), as JSON on the command line. It
-            scores some groups again. What the judge pays for, by the difference, is named in the log and subtracted
-            from the rewards of all later steps (`docs/report.md`). Default: none.
-        reader_first (`int`, *optional*, defaults to `11`):
-            The number of groups at the beginning of the run that the reader scores, all of them; 200 at most.
+            scores some groups again. The bias of the judge that follows from the difference is named in the log and
+            subtracted from the rewards of all later steps (`docs/report.md`). Default: none.
+        reference_groups (`int`, *optional*, defaults to `11`):
+            The number of groups at the beginning of the run that the reference judge scores, all of them; 200 at most.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -191,8 +192,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method: str = "rankbuffer"
     method_args: dict | str | None = None
     scale_by_signal: bool = False
-    reader: dict | str | None = None
-    reader_first: int = 11
+    reference_judge: dict | str | None = None
+    reference_groups: int = 11
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -233,8 +234,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is private out of what `pickle` writes: each checkpoint has the settings in a pickle."""
         private: dict[str, Any] = {"hub_token": None, "judge_headers": None}
-        if isinstance(self.reader, dict):
-            private["reader"] = {key: value for key, value in self.reader.items() if key != "judge_headers"}
+        if isinstance(self.reference_judge, dict):
+            private["reference_judge"] = {
+                key: value for key, value in self.reference_judge.items() if key != "judge_headers"
+            }
         return self.__dict__ | private | {"endpoint": replace(self.endpoint, headers={})}
 
     @property
@@ -289,11 +292,13 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=1)
+        check_at_least(self, format_weight=0, judge_view_limit=0, reference_groups=1)
         check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1, max_prompt_length=1, num_processes=1)
         self._check_ranges()
-        if self.reader_first > MOST_READ:
-            raise SettingsError(f"reader_first must be at most {MOST_READ} groups, got {self.reader_first}")
+        if self.reference_groups > MAX_REFERENCE_GROUPS:
+            raise SettingsError(
+                f"reference_groups must be at most {MAX_REFERENCE_GROUPS} groups, got {self.reference_groups}"
+            )
         if self.vllm_server_base_url:
             check_url("vllm_server_base_url", self.vllm_server_base_url)
         check_url("vllm_server_host", f"http://{self.vllm_server_host}")
@@ -314,8 +319,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         if self.remove_unused_columns:
             raise SettingsError("remove_unused_columns takes away query_id, which finds the rubrics: leave it out")
         self.method_args = parse_object("method_args", self.method_args)
-        self.reader = parse_object("reader", self.reader)
-        self.reader_config()
+        self.reference_judge = parse_object("reference_judge", self.reference_judge)
+        self.reference_config()
         self.reward_method()
         for key, names in CHOICES.items():
             if (value := getattr(self, key)) not in names:
@@ -451,26 +456,26 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 " tools or environment_factory to RankBufferTrainer"
             )
 
-    def reader_config(self) -> JudgeConfig | None:
-        """Return the settings of the reader, `None` if there is none.
+    def reference_config(self) -> JudgeConfig | None:
+        """Return the settings of the reference judge, `None` if there is none.
 
         Raises:
-            [`SettingsError`]: if `reader` has a setting that a judge has not, a wrong one, or one that has no effect,
-            or if it is the judge.
+            [`SettingsError`]: if `reference_judge` has a setting that a judge has not, a wrong one, or one that has no
+            effect, or if it is the judge.
         """
-        settings = parse_object("reader", self.reader)
+        settings = parse_object("reference_judge", self.reference_judge)
         if settings is None:
             return None
         if unused := next((key for key in settings if key.endswith(("_price", "_max_failures"))), None):
-            raise SettingsError(f"reader has {unused}, but the judge's prices and limit hold for it: leave it out")
-        config = read_judge("reader", settings)
+            raise SettingsError(f"reference_judge has {unused}, but the judge's prices and limit hold: leave it out")
+        config = read_judge("reference_judge", settings)
         if all(getattr(config, key) == getattr(self, key) for key in ANSWERS):
-            raise SettingsError("reader is the judge itself: name a better judge_model, or leave reader out")
+            raise SettingsError("reference_judge is the judge itself: name a better judge_model, or leave it out")
         return config
 
-    def reader_judge(self) -> Judge | None:
-        """Make the reader that these settings describe, `None` if there is none."""
-        config = self.reader_config()
+    def make_reference_judge(self) -> Judge | None:
+        """Make the reference judge that these settings describe, `None` if there is none."""
+        config = self.reference_config()
         return None if config is None else config.judge()
 
     def reward_method(self) -> RewardMethod:

@@ -33,7 +33,7 @@ def some(method: RewardMethod, asked: list[Question]) -> list[Question]:
 
 
 def first_question(scorer: GroupScorer, query: Query) -> None:
-    """Ask judge and reader of a run one real question about `query`. No call enters the ledger. The tokens were spent.
+    """Ask each judge of a run one real question about `query`. No call enters the ledger. The tokens were spent.
 
     Raises:
         [`SettingsError`]: if the method asks nothing.

@@ -12,12 +12,12 @@ from ..checkpointing.distributed import StepLeft
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Call, Judge
-from ..judge.ledger import READER
+from ..judge.ledger import REFERENCE
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
 from ..store.places import LIVE_STORE
 from .config import RankBufferConfig
-from .repair import Repair
+from .debiasing import Debiasing
 from .step import Scoring, Step
 
 
@@ -166,8 +166,8 @@ class GroupScorer(Scoring):
 
     @property
     def judges(self) -> list[Judge]:
-        """The judge, and the reader if there is one."""
-        return [self.judge, *([self.repair.reader] if self.repair else [])]
+        """The judge, and the reference judge if there is one."""
+        return [self.judge, *([self.debiasing.reference_judge] if self.debiasing else [])]
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""
@@ -192,11 +192,11 @@ def open_scorer(
     judge: Judge | None = None,
     method: RewardMethod | None = None,
     may_leave: Callable[[int], bool] = lambda step: False,
-    reader: Judge | None = None,
+    reference_judge: Judge | None = None,
 ) -> GroupScorer:
     """Open the scorer of a run: its reward method, its judges and the store in its folder.
 
-    `may_leave` is that of [`GroupScorer`]. `reader` is the second judge. Default: the one of `args`.
+    `may_leave` is that of [`GroupScorer`]. `reference_judge` is the second judge. Default: the one of `args`.
 
     Raises:
         [`SettingsError`]: if the judge that was given asks in another way than the settings say.
@@ -206,7 +206,9 @@ def open_scorer(
             f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
             " Judge(client, guard=args.judge_guard)"
         )
-    store, second = BufferStore(Path(args.output_dir) / LIVE_STORE), reader or args.reader_judge()
-    repair = Repair(second.for_method(READER, on_spent=store.spend), args.reader_first) if second else None
+    store, second = BufferStore(Path(args.output_dir) / LIVE_STORE), reference_judge or args.make_reference_judge()
+    debiasing = (
+        Debiasing(second.for_method(REFERENCE, on_spent=store.spend), args.reference_groups) if second else None
+    )
     limits = (args.judge_max_failures, args.judge_step_timeout)
-    return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, repair, may_leave)
+    return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, debiasing, may_leave)

@@ -22,8 +22,8 @@ from .reward_function import GroupReward
 from .scorer import open_scorer
 
 # What buffers depend on: its name in a checkpoint, what it means, and where a run has it. The strings are the classes
-# of the clients of judge and reader. What a later version lacks stays here as `None`: a checkpoint that has it set
-# belongs to another run.
+# of the clients of judge and reference judge. What a later version lacks stays here as `None`: a checkpoint that has
+# it set belongs to another run.
 BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
     "method": ("the reward method", lambda plan, *_: plan.args.method),
     "method_args": ("its arguments", lambda plan, *_: asdict(plan.method)),
@@ -35,8 +35,8 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
         lambda plan, *_: n if (n := plan.args.judge_samples) > 1 else None,  # as before this key
     ),
     "reader": (
-        "the second judge, its reader_first, and reader_every, which is gone",
-        lambda plan, _, reader: reader_of(plan.args, reader),
+        "the second judge, its reference_groups, and reader_every, which is gone",
+        lambda plan, _, reference_judge: reference_identity(plan.args, reference_judge),
     ),
     "format_check": ("what counts as an answer", lambda plan, *_: plan.args.format_check),
     "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
@@ -56,7 +56,7 @@ class StoreState:
     Args:
         plan ([`RunPlan`]):
             The plan of the run.
-        judge, reader ([`Judge`], *optional*):
+        judge, reference_judge ([`Judge`], *optional*):
             As those of [`RankBufferTrainer`].
 
     Attributes:
@@ -66,10 +66,10 @@ class StoreState:
 
     file = SAVED
 
-    def __init__(self, plan: RunPlan, judge: Judge | None = None, reader: Judge | None = None):
+    def __init__(self, plan: RunPlan, judge: Judge | None = None, reference_judge: Judge | None = None):
         self.plan = plan
         scorer = made_on_main_process(
-            lambda: open_scorer(plan.args, judge, plan.method, plan.batches.ends_generation, reader)
+            lambda: open_scorer(plan.args, judge, plan.method, plan.batches.ends_generation, reference_judge)
         )
         self.reward = GroupReward(plan.queries, scorer, plan.args, plan.eval_queries)
         self.names: dict[str, str | None] = {}  # of policy and data, for people
@@ -85,10 +85,10 @@ class StoreState:
     def facts(self) -> dict[str, Any]:
         """Return what buffers depend on, and for people the names of policy and data and the sums of the ledger."""
         scorer = self.reward.scorer
-        reader = type(scorer.repair.reader.client).__name__ if scorer.repair else None
+        reference_judge = type(scorer.debiasing.reference_judge.client).__name__ if scorer.debiasing else None
         names = {key: public(name) if name else None for key, name in self.names.items()}
         totals = {phase: self.store.totals(phase).as_dict() for phase in ("train", "eval")}
-        return {**names, "totals": totals, **identity(self.plan, type(scorer.judge.client).__name__, reader)}
+        return {**names, "totals": totals, **identity(self.plan, type(scorer.judge.client).__name__, reference_judge)}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return one line for everything that a checkpoint and this run do not have in common."""
@@ -114,8 +114,8 @@ class StoreState:
         queries, scorer = self.plan.queries, self.reward.scorer
         if saved:
             self.store.restore(saved)
-            if scorer.repair:
-                scorer.repair.warn_if_late(self.store)
+            if scorer.debiasing:
+                scorer.debiasing.warn_if_late(self.store)
         if not saved or self.plan.done < self.plan.batches.steps:
             first_question(scorer, queries[queries.ids[0]])
         if not saved:
@@ -136,13 +136,13 @@ class StoreState:
         return self.plan.args.over_budget(self.store.spent)
 
 
-def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reader: str | None = None) -> dict[str, Any]:
+def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reference_judge: str | None = None) -> dict[str, Any]:
     """Return what buffers depend on.
 
-    `judge` and `reader` are the classes of the clients that a program passed. The settings name all others but the
-    embedded rubric judge.
+    `judge` and `reference_judge` are the classes of the clients that a program passed. The settings name all others
+    but the embedded rubric judge.
     """
-    found = {key: value(plan, judge, reader) for key, (_, value) in BINDING.items()}
+    found = {key: value(plan, judge, reference_judge) for key, (_, value) in BINDING.items()}
     return json.loads(json.dumps(found, default=str))
 
 
@@ -169,13 +169,17 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     ]
 
 
-def reader_of(args: RankBufferConfig, reader: str | None) -> list | None:
-    """Return the name of the reader, and how many groups it reads; `None` without a reader."""
-    settings = args.reader_config()
-    if settings is None and reader is None:
+def reference_identity(args: RankBufferConfig, reference_judge: str | None) -> list | None:
+    """Return the name of the reference judge, and how many groups it reads; `None` without a reference judge."""
+    settings = args.reference_config()
+    if settings is None and reference_judge is None:
         return None
     named = settings and (settings.judge_client or settings.judge_model)
-    return [named or reader or RubricJudge.__name__, args.reader_first, None]  # the last was `reader_every`
+    return [
+        named or reference_judge or RubricJudge.__name__,
+        args.reference_groups,
+        None,
+    ]  # the last was `reader_every`
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:

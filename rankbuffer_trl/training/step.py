@@ -20,7 +20,7 @@ from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.prefetch import early_questions, without
 from ..store import BufferStore, history
 from ..store.history import ReadRow
-from .repair import Repair
+from .debiasing import Debiasing
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
@@ -86,8 +86,8 @@ class Scoring:
         step_timeout (`float`, *optional*):
             Seconds for judging one step, above which the run stops. They count from its last rollout, while something
             is left to judge. `None` is no limit.
-        repair ([`Repair`], *optional*):
-            The reader that repairs the rewards.
+        debiasing ([`Debiasing`], *optional*):
+            The reference judge that debiases the rewards.
     """
 
     method: RewardMethod
@@ -95,7 +95,7 @@ class Scoring:
     store: BufferStore
     max_failures: float = 0.25
     step_timeout: float | None = None
-    repair: Repair | None = None
+    debiasing: Debiasing | None = None
 
 
 class Step:
@@ -143,7 +143,9 @@ class Step:
         self.hidden = 0  # judgments that had ended when `finish` was called
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        self._ends: float | None = None  # when its time is over, on the clock of the loop; a reader has what is left
+        self._ends: float | None = (
+            None  # when its time is over, on the clock of the loop; a reference judge has what is left
+        )
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
         self._touched: set[int] = set()  # groups with rollouts that arrived and led to no question yet
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
@@ -167,14 +169,14 @@ class Step:
         """Return the scores of `groups`, which hold all rollouts, as the judge gives them.
 
         Raises:
-            [`JudgeError`]: if the judge or the reader fails too often, or takes too long.
+            [`JudgeError`]: if the judge or the reference judge fails too often, or takes too long.
         """
         self.hidden = len(self.judge.calls)
         self._final = [replace(group, epoch=mine.epoch) for group, mine in zip(groups, self.groups, strict=True)]
         self.arrivals.put_nowait(None)
         scores = await self._task
-        if self.scoring.repair:
-            self._reads = await self._read(self.scoring.repair, scores)
+        if self.scoring.debiasing:
+            self._reads = await self._read(self.scoring.debiasing, scores)
         return scores
 
     async def cancel(self) -> None:
@@ -191,8 +193,8 @@ class Step:
         """
         scoring, records = self.scoring, []
         if scores:
-            if scoring.repair:
-                scores = scoring.repair.correct(scoring.store, self._final, scores)
+            if scoring.debiasing:
+                scores = scoring.debiasing.correct(scoring.store, self._final, scores)
             records = [(self._final[i], scores[i]) for i in self._new]
         calls = self.judge.drain()
         phase = "train" if self.update else "eval"
@@ -232,19 +234,19 @@ class Step:
         self._check_failures(self.judge, "judge", of=len(self.judge.calls))
         return scores
 
-    async def _read(self, repair: Repair, scores: Sequence[GroupScore]) -> list[ReadRow]:
-        """Let the reader score its groups. Its calls join those of the judge."""
-        method, reader = self.scoring.method, repair.reader
+    async def _read(self, debiasing: Debiasing, scores: Sequence[GroupScore]) -> list[ReadRow]:
+        """Let the reference judge score its groups. Its calls join those of the judge."""
+        method, reference_judge = self.scoring.method, debiasing.reference_judge
         try:
-            async with self._within(asyncio.timeout_at(self._ends), reader, "reader") as tasks:
+            async with self._within(asyncio.timeout_at(self._ends), reference_judge, "reference judge") as tasks:
                 reading = [
-                    tasks.create_task(repair.read(method, self._final[i], self.buffers[i], scores[i]))
-                    for i in repair.chosen(history.count_groups(self.scoring.store), len(scores))
+                    tasks.create_task(debiasing.read(method, self._final[i], self.buffers[i], scores[i]))
+                    for i in debiasing.chosen(history.count_groups(self.scoring.store), len(scores))
                     if i in self._new
                 ]
-            self._check_failures(reader, "reader", of=len(reader.calls))
+            self._check_failures(reference_judge, "reference judge", of=len(reference_judge.calls))
         finally:
-            self.judge.calls += reader.drain()
+            self.judge.calls += reference_judge.drain()
         return [row for task in reading for row in task.result()]
 
     @asynccontextmanager

@@ -76,8 +76,8 @@ class RankBufferTrainer(ResumableTrainer):
             The name of the data in the model card: an id on the Hub, or a path, of which the card shows the last part.
         plan (`RunPlan`, *optional*):
             The plan of the run, if it is made already. Default: what follows from `args` and the data.
-        reader ([`Judge`], *optional*):
-            A second judge, which repairs the rewards. Default: the one that `reader` of `args` describes, if any.
+        reference_judge ([`Judge`], *optional*):
+            A second judge, which debiases the rewards. Default: the one of `args`, if it describes one.
         kwargs:
             The other arguments of [`~trl.GRPOTrainer`]. With `tools` or `environment_factory`, see `judge_view`.
 
@@ -105,7 +105,7 @@ class RankBufferTrainer(ResumableTrainer):
         judge: Judge | None = None,
         dataset_name: str | None = None,
         plan: RunPlan | None = None,
-        reader: Judge | None = None,
+        reference_judge: Judge | None = None,
         **kwargs,
     ):
         if not model:
@@ -113,7 +113,7 @@ class RankBufferTrainer(ResumableTrainer):
         args.check_view(tools=bool(kwargs.get("tools") or kwargs.get("environment_factory")))
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
-        state = StoreState(plan, judge, reader)
+        state = StoreState(plan, judge, reference_judge)
         self.rank_reward = state.reward
         more = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
         functions = [format_reward, *plan.functions, *more]

@@ -1,4 +1,4 @@
-"""A reader names what a cheap judge pays for, and the rewards lose it: regression, scorer, store and resume."""
+"""A reference judge names the bias of a cheap judge, and the rewards lose it: regression, scorer, store and resume."""
 
 import json
 import pickle
@@ -26,8 +26,8 @@ from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.history import ReadRow
-from rankbuffer_trl.training import repair
-from rankbuffer_trl.training.repair import Correction, Repair, corrected
+from rankbuffer_trl.training import debiasing as debiasing_module
+from rankbuffer_trl.training.debiasing import Correction, Debiasing, corrected
 from rankbuffer_trl.training.state import differences
 
 ALL = (*TABLES, "reads")
@@ -51,9 +51,9 @@ def groups_of(step: int) -> list:
     return [group(numbers(id), f"{line} -", step) for id, line in zip("ab", lines, strict=True)]
 
 
-def repaired(scorer, reader=None, first: int = 3, **more):
-    repair = Repair(reader or scripted_judge(paying(0), method="reader"), first)
-    return scorer(scripted_judge(paying(4)), Pointwise(), repair=repair, **more)
+def repaired(scorer, reference_judge=None, first: int = 3, **more):
+    debiasing = Debiasing(reference_judge or scripted_judge(paying(0), method="reader"), first)
+    return scorer(scripted_judge(paying(4)), Pointwise(), debiasing=debiasing, **more)
 
 
 def rows(answers: int, worth: float, noise: float = 0.2) -> list[ReadRow]:
@@ -94,13 +94,13 @@ def test_correction_looks_at_words_that_differ_in_many_groups_and_makes_no_matri
     found, peak = Correction(long), tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.slopes == Correction(read).slopes and peak < 30 * 2**20, "a matrix of all words has 256 MB"
-    monkeypatch.setattr(repair, "COLUMNS", 1)
+    monkeypatch.setattr(debiasing_module, "MAX_CANDIDATES", 1)
     assert Correction(read).named is None, "the place differs in all groups"
 
 
 def test_the_reader_scores_the_first_groups():
-    repair = Repair(scripted_judge(unreachable), 4)
-    assert [[*repair.chosen(before, 3)] for before in (0, 3, 6)] == [[0, 1, 2], [0], []]
+    debiasing = Debiasing(scripted_judge(unreachable), 4)
+    assert [[*debiasing.chosen(before, 3)] for before in (0, 3, 6)] == [[0, 1, 2], [0], []]
 
 
 def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
@@ -119,21 +119,21 @@ def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
 
 def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps(scorer, caplog):
     made, honest = repaired(scorer), scorer(scripted_judge(paying(0)), Pointwise())
-    with caplog.at_level("INFO", "rankbuffer_trl.training.repair"):
+    with caplog.at_level("INFO", "rankbuffer_trl.training.debiasing"):
         for step in range(6):
             pair = [each.score(groups_of(step), step).scores for each in (made, honest)]
             for mine, true in zip(*pair, strict=True):
                 gap = np.subtract(mine.rewards, true.rewards)[:6]
-                assert (np.ptp(gap) < 1e-6) == (step > 1), "by then the reader has read three groups"
+                assert (np.ptp(gap) < 1e-6) == (step > 1), "by then the reference judge has read three groups"
                 assert mine.rewards[6] == -1.0
-    assert "the judge pays for the word then: +0.40" in caplog.text
+    assert "judge bias: +0.40 of reward for one standard deviation of the word then" in caplog.text
     read = history.reads(made.store, 99)
     assert sorted({(each.step, each.query_id) for each in read}) == [(0, "a"), (0, "b"), (1, "a")]
     assert len(read) == 18 and {round(each.difference, 9) for each in read} == {0.0, 0.8}
     assert history.reads(made.store, 7) == read[:7] and read[0].step == 1
     assert history.totals_by(made.store, "method")["reader"].calls == 18
     before = contents(made.store, ALL[:3] + ALL[4:])
-    with caplog.at_level("INFO", "rankbuffer_trl.training.repair"):
+    with caplog.at_level("INFO", "rankbuffer_trl.training.debiasing"):
         made.score(groups_of(6), 6, update=False)
     assert len(set(caplog.messages)) == len(caplog.messages), "without new reads the correction is kept"
     assert contents(made.store, ALL[:3] + ALL[4:]) == before, "an evaluation reads nothing"
@@ -180,9 +180,12 @@ def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
 def test_score_stops_if_the_reader_fails_or_is_silent(scorer):
     silent = SilentJudge(left=-1)  # without a signal
     silent.silent = True
-    for reader, message in ((scripted_judge(unreachable), "failed 12 of 12"), (Judge(silent), "did not finish")):
-        made = repaired(scorer, reader, step_timeout=0.2)
-        with pytest.raises(JudgeError, match=f"the reader .*{message}"):
+    for reference_judge, message in (
+        (scripted_judge(unreachable), "failed 12 of 12"),
+        (Judge(silent), "did not finish"),
+    ):
+        made = repaired(scorer, reference_judge, step_timeout=0.2)
+        with pytest.raises(JudgeError, match=f"the reference judge .*{message}"):
             made.score(groups_of(0), 0)
         found = contents(made.store)
         assert not found["groups"] and len(found["calls"]) >= 8, "the calls alone are recorded"
@@ -192,33 +195,37 @@ def test_an_error_of_a_reader_is_no_group_of_errors(scorer):
     def full(tokens):
         raise StoreError("no room")
 
-    reader = Judge(scripted_judge(paying(0)).client, guard=False, on_spent=full)
+    reference_judge = Judge(scripted_judge(paying(0)).client, guard=False, on_spent=full)
     with pytest.raises(StoreError, match="no room"):
-        repaired(scorer, reader).score(groups_of(0), 0)
+        repaired(scorer, reference_judge).score(groups_of(0), 0)
 
 
 def test_the_reader_has_the_time_that_the_judge_left(scorer):
-    made = repaired(scorer, reader := scripted_judge(paying(0), method="reader"), step_timeout=60.0)
-    now, clients = made._loop.time, (made.judge.client, reader.client)
+    made = repaired(scorer, reference_judge := scripted_judge(paying(0), method="reader"), step_timeout=60.0)
+    now, clients = made._loop.time, (made.judge.client, reference_judge.client)
     made._loop.time = lambda: now() + 4.0 * sum(len(each.seen) for each in clients)  # 48 s for the judge
-    with pytest.raises(JudgeError, match=r"the reader .*did not finish a step within judge_step_timeout=60 s"):
+    with pytest.raises(
+        JudgeError, match=r"the reference judge .*did not finish a step within judge_step_timeout=60 s"
+    ):
         made.score(groups_of(0), 0)
 
 
 def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
-    for reader, message in (
+    for reference_judge, message in (
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),
-        ({"judge_url": 3}, "reader: judge_url"),
+        ({"judge_url": 3}, "reference_judge: judge_url"),
         ({"judge_completion_price": 3}, "leave it out"),
         ({"judge_max_failures": 0.5}, "leave it out"),
         ({"judge_concurrency": 3}, "the judge itself"),
     ):
         with pytest.raises(SettingsError, match=message):
-            config(tmp_path, reader=reader)
+            config(tmp_path, reference_judge=reference_judge)
     read = {"judge_samples": 3}
-    args = config(tmp_path, reader=json.dumps({"judge_headers": {"X": "secret"}} | read), reader_first=200)
-    assert args.reader_judge().max_attempts == 3 and config(tmp_path).reader_judge() is None
-    assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == read
+    args = config(
+        tmp_path, reference_judge=json.dumps({"judge_headers": {"X": "secret"}} | read), reference_groups=200
+    )
+    assert args.make_reference_judge().max_attempts == 3 and config(tmp_path).make_reference_judge() is None
+    assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reference_judge == read
 
 
 def test_a_reader_that_comes_after_its_groups_is_one_warning(training, tmp_path, caplog):
@@ -226,15 +233,17 @@ def test_a_reader_that_comes_after_its_groups_is_one_warning(training, tmp_path,
     first.train()
     first.close()
     for number, warnings in ((1, 1), (100, 0)):
-        again = training(max_steps=2, reader={"judge_samples": 3}, reader_first=number, resume_with_changes=True)
+        again = training(
+            max_steps=2, reference_judge={"judge_samples": 3}, reference_groups=number, resume_with_changes=True
+        )
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
         again.close()
-        assert caplog.text.count("had no reader") == warnings
+        assert caplog.text.count("had no reference judge") == warnings
         caplog.clear()
 
 
 class Flattered(Embedded):
-    """A judge that sees another rubric than the reader."""
+    """A judge that sees another rubric than the reference judge."""
 
     async def before(self, asked):
         asked.messages[:] = [
@@ -254,7 +263,7 @@ class Honest(RubricJudge):
 @pytest.mark.slow
 def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, rows):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    more = {"reader": {"judge_client": f"{__name__}.Honest"}, "reader_first": 20}
+    more = {"reference_judge": {"judge_client": f"{__name__}.Honest"}, "reference_groups": 20}
     ended = train(whole, tiny_policy, rows, judge=Judge(Flattered()), **more)
     resumed = str(copy_checkpoints((whole, ()), part, 6))
     assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)

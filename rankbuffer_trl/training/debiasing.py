@@ -1,11 +1,11 @@
-"""A reader repairs the rewards of a cheap judge: it names what the judge pays for, and takes it out. Ours.
+"""Debias the rewards of a cheap judge by a reference judge, which shows what the judge prefers without reason. Ours.
 
-The reader is a second judge, and a better one. It scores the first `reader_first` groups again as the run's method
-does, so its rewards have the scale of the judge's. It reads no later ones: a policy that has learnt the judge's taste
-writes alike in all rollouts, and what no longer differs cannot be told. A regression explains the difference of the
-two by what an answer looks like: its words, its probes and its place in the group. All count less their mean in the
-group, because a rank says nothing across groups. What the regression predicts for a rollout is subtracted from its
-reward.
+The reference judge is a second judge, and a better one. It scores the first `reference_groups` groups again as the
+run's method does, so its rewards have the scale of the judge's. It reads no later ones: a policy that has learnt the
+judge's bias writes alike in all rollouts, and what no longer differs cannot be told. A regression explains the
+difference of the two by what an answer looks like: its words, its probes and its place in the group. All count less
+their mean in the group, because a rank says nothing across groups. What the regression predicts for a rollout is
+subtracted from its reward.
 
 The reads stand in the store, and the correction of a step follows from those of all steps before. So a resumed run
 corrects as the run would have.
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 WORD_IS = "the word "
 PLACE = "place"  # of a rollout in its group
-MOST = 8  # features that a correction has at most
-COLUMNS = 2000  # features that a correction looks at: those that differ in the most groups
+MAX_FEATURES = 8  # features that a correction has at most
+MAX_CANDIDATES = 2000  # features that a correction looks at: those that differ in the most groups
 NEWEST = 2000  # reads that a correction is made from, so that it fits into memory
-FEWEST = 6  # reads without which there is no correction
+MIN_READS = 6  # reads without which there is no correction
 
 
 def features_of(text: str, rubrics: Sequence[Rubric], **more: float) -> dict[str, float]:
@@ -85,7 +85,7 @@ class Correction:
             differences += [fmean(each.difference for each in same) for same in alike.values()]
             numbers += [number] * len(alike)
         enough = [name for name, count in differing.items() if count >= support]
-        names = sorted(sorted(enough, key=lambda name: (-differing[name], name))[:COLUMNS])
+        names = sorted(sorted(enough, key=lambda name: (-differing[name], name))[:MAX_CANDIDATES])
         columns, groups = {name: i for i, name in enumerate(names)}, np.array(numbers)
         X = np.zeros((len(first), len(names)))
         for row, features in zip(X, first, strict=True):
@@ -97,7 +97,7 @@ class Correction:
         free, chance = len(y) - groups.max() - 1, 3 * np.log(max(len(names), 2))
         taken: list[int] = []
         effects, left = np.zeros(0), y
-        while len(taken) < min(MOST, free // 4, len(names)) and np.abs(X.T @ left).max() > 1e-9:
+        while len(taken) < min(MAX_FEATURES, free // 4, len(names)) and np.abs(X.T @ left).max() > 1e-9:
             more = [*taken, int(np.abs(X.T @ left).argmax())]
             fitted = np.linalg.lstsq(X[:, more], y, rcond=None)[0]
             rest = y - X[:, more] @ fitted
@@ -126,47 +126,47 @@ def within(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return values - (sums / count)[groups]
 
 
-class Repair:
-    """The reader of a run, and the corrections that follow from what it has read.
+class Debiasing:
+    """The reference judge of a run, and the corrections that follow from what it has read.
 
     Args:
-        reader ([`Judge`]):
+        reference_judge ([`Judge`]):
             The second judge.
         first (`int`):
             So many groups of the run are all read, and none of the later ones.
     """
 
-    def __init__(self, reader: Judge, first: int):
-        self.reader = reader
+    def __init__(self, reference_judge: Judge, first: int):
+        self.reference_judge = reference_judge
         self.first = first
         self._made: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
 
     @property
     def named(self) -> str | None:
-        """What the judge pays or takes off for most, `None` if nothing is known."""
+        """The feature with the largest bias, `None` if nothing is known."""
         return self._made[1].named if self._made[1] else None
 
     def chosen(self, before: int, groups: int) -> Sequence[int]:
-        """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
+        """Return which groups of a step the reference judge scores. `before` counts the groups of all steps before."""
         return range(min(self.first - before, groups))
 
     def warn_if_late(self, store: Readable) -> None:
-        """Warn that a run is past the groups that the reader reads, and that it has read none of them."""
+        """Warn that a run is past the groups that the reference judge reads, and that it has read none of them."""
         if history.count_groups(store) >= self.first and not history.count_reads(store)[0]:
             logger.warning(
-                "the first %d groups of this run had no reader, and it reads no later ones: it corrects nothing. Raise"
-                " reader_first, or leave reader out",
+                "the first %d groups of this run had no reference judge, and it scores no later ones: it corrects"
+                " nothing. Raise reference_groups, or leave reference_judge out",
                 self.first,
             )
 
     async def read(
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore
     ) -> list[ReadRow]:
-        """Let the reader score a group. Return the rollouts that both judges have scored."""
-        again = await method.score(group, buffer, self.reader)
+        """Let the reference judge score a group. Return the rollouts that both judges have scored."""
+        reference = await method.score(group, buffer, self.reference_judge)
         return [
             ReadRow(group.query.id, group.step, rollout.id, mine - other, features_in(group, rollout))
-            for rollout, mine, other in zip(group.rollouts, score.rewards, again.rewards, strict=True)
+            for rollout, mine, other in zip(group.rollouts, score.rewards, reference.rewards, strict=True)
             if rollout.text and mine is not None and other is not None
         ]
 
@@ -177,16 +177,16 @@ class Repair:
         known = history.run_id(store), *history.count_reads(store)
         if known != self._made[0]:
             read = history.reads(store, NEWEST)
-            self._made = known, Correction(read) if len(read) >= FEWEST else None
-            for line in said(self._made[1]):
-                logger.info("%s; the reader has read %d rollouts", line, len(read))
+            self._made = known, Correction(read) if len(read) >= MIN_READS else None
+            for line in bias_lines(self._made[1]):
+                logger.info("%s; the reference judge has scored %d rollouts", line, len(read))
         return [corrected(self._made[1], *pair) for pair in zip(groups, scores, strict=True)]
 
 
-def said(correction: Correction | None) -> list[str]:
-    """Return what the judge pays for, one line for each feature, the largest effect first."""
+def bias_lines(correction: Correction | None) -> list[str]:
+    """Return the bias of the judge, one line for each feature, the largest effect first."""
     return [
-        f"the judge {'pays for' if effect > 0 else 'takes off for'} {name}: {effect:+.2f} of reward for one deviation"
+        f"judge bias: {effect:+.2f} of reward for one standard deviation of {name}"
         for name, effect in (correction.effects.items() if correction else ())
     ]
 
