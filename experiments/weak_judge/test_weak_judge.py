@@ -2,11 +2,15 @@
 
 import gzip
 import json
+import re
 import sys
 
+from experiments.pages import tables_of
 from experiments.weak_judge import references, report
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.probabilities import Reading
+
+PAGE = report.HERE.parents[1] / "docs" / "results" / "weak_judge.md"
 
 
 def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
@@ -30,6 +34,18 @@ def test_what_was_kept_is_whole():
         rewards = [reward for visit in row["visits"] for reward in visit["rewards"]]
         assert len(answers) == len(rewards) == 16 * len(row["steps"]["seconds"]) == 800, name
         assert all(-1 <= reward <= 1 for reward in rewards)
+
+
+def test_the_page_has_the_shares_of_the_record():
+    (table,) = (rows for head, *rows in tables_of(PAGE) if "log odds, kept apart" in head)
+    kept = json.loads(gzip.decompress(report.KEPT.read_bytes())).values()
+    for shown, row in zip(table, kept, strict=True):
+        duels = [row["compared"][prompts][reader]["wins"]["log odds"] for prompts, reader in report.DUELS]
+        apart = row["compared"]["kept_apart"]["with_rubrics"]
+        for cell, won in zip(shown[1:5], [*duels, apart["wins"]["verdicts"]], strict=True):
+            share = "{:.2f} ({:.2f} to {:.2f})".format(*(int(number) / 100 for number in re.findall(r"\d+", cell)))
+            assert share == report.share(won)
+        assert shown[5].replace(" ", "") == f"{apart['first_shown_wins']:.0%}"
 
 
 def test_main_counts_duels_again_from_kept_verdicts(tmp_path, monkeypatch, capsys):
