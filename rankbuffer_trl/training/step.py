@@ -30,8 +30,8 @@ PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a met
 class Shared:
     """A question of a step with its answer to come, for all who ask it."""
 
+    key: tuple[str, str, str]  # of questions that may be equal
     question: Askable
-    alike: list["Shared"]  # those that may be equal, this one among them
     answer: "asyncio.Future[tuple[Any | None, Call]]"
     waiting: int = 0  # how many wait for the answer
 
@@ -41,17 +41,17 @@ class EarlyJudge(Judge):
 
     def __init__(self, judge: Judge, method: str, on_call: Callable[[Call], None], on_spent: Callable[[Any], None]):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
-        self.asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)  # by all but the prompt
+        self.asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
 
     def put(self, question: Askable, start: Callable[..., asyncio.Future] = asyncio.ensure_future) -> Shared:
         """Put `question` now, unless it was put, and keep its answer for all equal questions to come."""
-        alike = self.asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
-        for each in alike:
+        key = question.kind, question.query_id, repr(getattr(question, "responses", None))
+        for each in self.asked[key]:
             if each.question == question:
                 return each
-        shared = Shared(question, alike, start(super().ask_with_cost(question)))
+        shared = Shared(key, question, start(super().ask_with_cost(question)))
         shared.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # all may have left
-        alike.append(shared)
+        self.asked[key].append(shared)
         return shared
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
@@ -63,7 +63,7 @@ class EarlyJudge(Judge):
         finally:
             shared.waiting -= 1
             if not shared.waiting and not shared.answer.done():
-                shared.alike.remove(shared)
+                self.asked[shared.key].remove(shared)
                 shared.answer.cancel()
                 await asyncio.wait([shared.answer])  # until it stands in the ledger
         return shared.answer.result()
@@ -231,6 +231,7 @@ class Step:
             scores = [await scoring[i] for i in range(len(self._final))]
             for shared in chain(*self.judge.asked.values()):
                 shared.answer.cancel()  # early questions that nothing has asked for
+            self.judge.asked.clear()  # else all prompts stay in memory until garbage is collected
         self._check_failures(self.judge, "judge", of=len(self.judge.calls))
         return scores
 
