@@ -57,7 +57,8 @@ quickstart: $(VENV)/installed
 REAL_POLICY ?= HuggingFaceTB/SmolLM2-135M-Instruct
 small: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/rankbuffer-train --config recipes/small/embedded.yaml --model_name_or_path $(REAL_POLICY)
-	DS_ACCELERATOR=cpu $(BIN)/python -m recipes.small.compare --config evaluation/embedded.yaml --models before=$(REAL_POLICY) after=runs/embedded
+	DS_ACCELERATOR=cpu $(BIN)/rankbuffer-compare --run_dir runs/embedded --dataset_name recipes/small/words_kept_apart.jsonl \
+		--models before=$(REAL_POLICY) after=runs/embedded --duels 80 --engine_batch_size 20
 
 test: $(VENV)/installed-dev
 	@echo "One file: $(PYTEST) tests/test_buffer.py    One test: $(PYTEST) tests/test_buffer.py -k NAME"

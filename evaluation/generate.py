@@ -74,7 +74,7 @@ def respond(
             The setting `format_check`.
     """
     what = f"{benchmark.title}: responses of {label}"
-    texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
+    texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what).values
     answers = read_answers(texts, opened, what, check)
     plain = {id: without_markers(answer) for id, answer in answers.items()}
     benchmark.write_outputs(folder, label, plain)

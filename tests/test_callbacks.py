@@ -13,8 +13,9 @@ from helpers.checkpoints import newest_checkpoint
 from helpers.sampled import AtStep
 from helpers.scripted import contents
 from transformers import TrainerCallback, TrainerControl
+from trl import ScriptArguments
 
-from rankbuffer_tools.train.command import last_lines
+from rankbuffer_tools.train.command import comparison, last_lines
 from rankbuffer_trl.checkpointing.stop import StopEarly
 from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
 from rankbuffer_trl.monitoring.non_fatal import non_fatal
@@ -72,17 +73,35 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
 def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoint(tmp_path):
     stopped = SimpleNamespace(interrupted=True, args=SimpleNamespace(output_dir=tmp_path))
     stopped.state = SimpleNamespace(global_step=4, max_steps=9)
-    assert last_lines(stopped, "data", "policy")[1] == "to continue: the same command"
+    data = ScriptArguments("data")
+    assert last_lines(stopped, data, "policy")[1] == "to continue: the same command"
     (tmp_path / "checkpoint-4").mkdir()
     stopped.args.output_dir = tmp_path / "my run"
     (tmp_path / "my run" / "checkpoint-4").mkdir(parents=True)
-    assert (
-        f"rankbuffer-report '{tmp_path}/my run' --dataset_name 'a b.jsonl'" in last_lines(stopped, "a b.jsonl", "")[2]
-    )
-    stopped.interrupted = False
-    assert last_lines(stopped, "data", "policy")[3].endswith(f" --models my-run='{tmp_path}/my run'")
+    report = f"rankbuffer-report '{tmp_path}/my run' --dataset_name 'a b.jsonl'"
+    assert report in last_lines(stopped, ScriptArguments("a b.jsonl"), "")[2]
+    stopped.interrupted, judge = False, {"judge_url": ["http://a/v1", "http://b/v1"], "judge_model": "judge"}
+    vars(stopped.args).update(judge, eval_strategy="no")
+    assert last_lines(stopped, data, "policy")[2].endswith(f" --models my-run='{tmp_path}/my run'")
     stopped.interrupted, stopped.args.output_dir = True, tmp_path
-    assert last_lines(stopped, "data", "policy")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
+    assert last_lines(stopped, data, "policy")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
+
+
+def test_comparison_is_the_command_with_the_runs_own_data_judge_and_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    urls = ["http://a/v1", "http://b/v1"]
+    args = SimpleNamespace(output_dir="out", judge_url=urls, judge_model="j", eval_strategy="no")
+    given = ScriptArguments("me/set", dataset_config="small", dataset_test_split="held")
+    end = "--models before=me/policy after=out --judge_url http://a/v1 http://b/v1 --judge_model j"
+    start = "rankbuffer-compare --run_dir out --dataset_name"
+    assert comparison(args, given, "me/policy") == f"{start} me/set --dataset_config small {end}"
+    args.eval_strategy = "steps"
+    said = comparison(args, given, "me/policy")
+    assert said == f"{start} me/set --dataset_config small --dataset_train_split held {end}"
+    (tmp_path / "a_kept_apart.jsonl").touch()
+    assert comparison(args, ScriptArguments("a.jsonl"), "me/policy") == f"{start} a_kept_apart.jsonl {end}"
+    args.judge_url = args.judge_model = None
+    assert comparison(args, ScriptArguments("."), "p").endswith(" test --models before=p after=out")
 
 
 PROGRESS = "progress/beats_last_visit"

@@ -37,7 +37,7 @@ class Program:
 
 
 AUDIT = f"--dataset_name {HOWTO} --samples {HOWTO} --output_dir {{tmp}}/out"
-REJUDGE = "--run_dir {run} --dataset_name {numbers}"
+COMPARE = "--run_dir {run} --dataset_name {numbers}"
 RUBRICS = "--dataset_name {ranked} --output_file {tmp}/out.jsonl"
 QUERIES = "--dataset_name {bare} --output_file {tmp}/out.jsonl"
 RESPONSES = f"{QUERIES} --sampler_url {GONE} --sampler_model m"
@@ -70,16 +70,16 @@ PROGRAMS = {
         },
         kept=True,
     ),
-    "rankbuffer-rejudge": Program(
-        REJUDGE,
-        "rankbuffer_tools.compare.command.rejudge",
+    "rankbuffer-compare": Program(
+        COMPARE,
+        "rankbuffer_tools.compare.command.compare",
         {
-            REJUDGE + AWAY: GONE,
+            COMPARE + AWAY: GONE,
             "": "run_dir is not set",
             "--run_dir nowhere": "dataset_name is not set",
             "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
             f"--run_dir {{run}} --dataset_name {HOWTO}": "no query 'q",
-            REJUDGE + " --duels 0": "duels must be at least 1, got 0",
+            COMPARE + " --duels 0": "duels must be at least 1, got 0",
         },
         kept=True,
     ),

@@ -1,4 +1,4 @@
-"""Judging a run again: duels with known winners, and kills."""
+"""Comparisons: duels with known winners, epochs of a run by its stored answers, models on prompts, and kills."""
 
 import json
 import math
@@ -6,8 +6,10 @@ import multiprocessing
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
+from math import exp
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -15,19 +17,25 @@ import pytest
 from conftest import numbers
 from helpers.damage import damaged
 from helpers.judges import NumberJudge
+from helpers.nectar_rows import Model
 from helpers.runs import commit, data_of
+from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.batch.engines import identity
+from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare import duel
 from rankbuffer_tools.compare.command import main
-from rankbuffer_tools.compare.config import RejudgeConfig
+from rankbuffer_tools.compare.config import CompareConfig, CompareParser
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
+from rankbuffer_trl.checkpointing.manifest import FOLDER, FORMAT, RUN
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.monitoring.model_card import duel_line
-from rankbuffer_trl.monitoring.progress import Z, duel_of, visits_by_query
+from rankbuffer_trl.monitoring.progress import Z, duel_of
 from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
@@ -60,77 +68,90 @@ def gained(tmp_path_factory):
 # Duels
 
 
-def play(drawn, answer):
-    """Answer all questions of a draw."""
-    asked = duel.questions_of(drawn, {f"q{i}": numbers(f"q{i}") for i in range(60)})
+def play(duels, answer):
+    """Answer all questions of duels."""
+    asked = duel.questions_of(duels, {f"q{i}": numbers(f"q{i}") for i in range(60)})
     return {name: question.read(answer(question.prompt())) for name, question in asked.items()}
 
 
 def test_draw_compares_the_first_epoch_with_the_newest_of_half_its_queries(opened):
-    for queries, epochs, last, expected in ((4, 3, 1, (0, 1)), (4, 3, 2, (0, 2)), (5, 3, 2, (0, 1)), (4, 2, 1, None)):
+    for queries, epochs, last, expected in ((4, 3, 1, [0, 1]), (4, 3, 2, [0, 2]), (5, 3, 2, [0, 1]), (4, 2, 1, None)):
         store = opened(queries, epochs, 4, last)
         if expected:
-            assert duel.draw(store, 4, 0, seed=0).epochs == expected, (queries, last)
+            assert duel.draw(store, 4, None, seed=0)[0] == expected, (queries, last)
         else:
             with pytest.raises(SettingsError, match="the run has only epoch 0 so far"):
-                duel.draw(store, 4, 0, seed=0)
+                duel.draw(store, 4, None, seed=0)
 
 
-def test_read_answers_finds_the_true_share_of_duels_and_a_half_in_the_control(opened):
+def test_draw_takes_the_epochs_that_are_named(opened):
+    store = opened(4, 3, 4)
+    epochs, drawn = duel.draw(store, 4, [1, 2], seed=0)
+    assert (epochs, drawn.labels) == ([1, 2], ["epoch 1", "epoch 2"])
+    assert {tuple(id.split("-")[0] for id in name.split()[1:]) for name in drawn.pairs} == {("1", "2")}
+    with pytest.raises(SettingsError, match="the run has no epoch 7; it has 0, 1, 2"):
+        duel.draw(store, 4, [0, 7], seed=0)
+
+
+def test_score_finds_the_true_share_of_stored_answers(opened):
     store = opened(40, 3, 4)
-    drawn = duel.draw(store, 30, 50, seed=2)
-    assert drawn.epochs == (0, 2) and len(drawn.duels) == 30 and len(drawn.control) == 50
-    assert max(Counter(id for id, _, _ in drawn.duels.values()).values()) == 1
+    epochs, drawn = duel.draw(store, 30, None, seed=2)
+    assert epochs == [0, 2] and len(drawn.pairs) == 30
+    assert max(Counter(id for id, _, _ in drawn.pairs.values()).values()) == 1
     points = []
-    for id, one, other in drawn.duels.values():
-        assert (one.step, other.step) == (0, 2)
-        assert {r.text for r in (one, other)} <= {r.text for r in history.responses(store, id)}
-        points.append((quality(other.text) > quality(one.text)) + (quality(other.text) == quality(one.text)) / 2)
-    n, won, control = duel.read_answers(drawn, play(drawn, truth))
-    assert (n, won.queries, won.probability) == (30, 30, pytest.approx(fmean(points)))
+    for name, (id, one, other) in drawn.pairs.items():
+        stored = {row.id: (row.step, row.text) for row in history.responses(store, id)}
+        assert [stored[row] for row in name.split()[1:]] == [(0, one), (2, other)]
+        points.append((quality(other) > quality(one)) + (quality(other) == quality(one)) / 2)
+    found = duel.score(drawn.pairs, play(drawn, truth))
+    won = found["won"]
+    assert (found["duels"], won.queries, won.probability) == (30, 30, pytest.approx(fmean(points)))
     assert won.probability > 0.5 and won.low < won.probability < won.high
-    assert control.probability == 0.5 and control.queries >= 10, "the same judge places them as it did"
-    assert tuple(duel.draw(store, 30, 50, 2).duels) == tuple(drawn.duels) != tuple(duel.draw(store, 30, 50, 3).duels)
-    few = duel.draw(store, 30, 18, seed=2)
-    assert "a higher --control" in str(duel.read_answers(few, play(few, truth))[2])
-    drawn = duel.draw(store, 1, 100, seed=0)
-    raised = {name: min(v + 1, 4) if name.endswith("again") else v for name, v in play(drawn, truth).items()}
-    assert duel.read_answers(drawn, raised)[2].low > 0.55, "a judge that moves repeated placements up is seen"
-
-
-def test_visit_of_counts_placements_as_the_page_does(gained, opened):
-    store = opened(path=gained / LIVE_STORE)
-    drawn, found = duel.draw(store, 1, 99, seed=0), visits_by_query(store)
-    placed: dict[str, list] = {}
-    for each in drawn.control.values():
-        placed.setdefault(each.row.query_id, []).append((each, each.recorded))
-    assert len(placed) == 12
-    for query_id, each in placed.items():
-        assert duel.visit_of(each, [position for _, position in each]) == found[query_id][0]
+    again, other = (duel.draw(store, 30, None, seed)[1].pairs for seed in (2, 3))
+    assert [*again] == [*drawn.pairs] != [*other]
 
 
 def test_draw_spreads_more_duels_than_queries_and_anchors_take_part(opened):
     store = opened(4, 2, 4)
-    drawn = duel.draw(store, 4 * 16, 8, seed=0)
-    assert Counter(id for id, _, _ in drawn.duels.values()) == {f"q{i}": 16 for i in range(4)}
-    assert len({(id, one.id, other.id) for id, one, other in drawn.duels.values()}) == 64, "every pair once"
-    kept = {(id, anchor.id) for id in store.query_ids() for anchor in store.load(id).anchors}
-    assert kept & {(id, r.id) for id, *pair in drawn.duels.values() for r in pair}
-    assert len(duel.draw(store, 999, 8, seed=0).duels) == 64
-    assert Counter(Counter(id for id, _, _ in duel.draw(store, 6, 8, 0).duels.values()).values()) == {2: 2, 1: 2}
+    drawn = duel.draw(store, 4 * 16, None, seed=0)[1].pairs
+    assert Counter(id for id, _, _ in drawn.values()) == {f"q{i}": 16 for i in range(4)}
+    assert len({*drawn}) == len({*drawn.values()}) == 64, "every pair once"
+    kept = {(id, anchor.text) for id in store.query_ids() for anchor in store.load(id).anchors}
+    assert kept & {(id, text) for id, *pair in drawn.values() for text in pair}
+    assert len(duel.draw(store, 999, None, seed=0)[1].pairs) == 64
+    counts = Counter(id for id, _, _ in duel.draw(store, 6, None, 0)[1].pairs.values())
+    assert Counter(counts.values()) == {2: 2, 1: 2}
 
 
-def test_read_answers_gives_half_to_the_first_shown_and_leaves_open_duels_out(opened):
-    store = opened(12, 2, 0)
-    drawn = duel.draw(store, 12, 0, seed=0)
-    verdicts = {f"{name} {order}": "A" for name in drawn.duels for order in ("forth", "back")}
-    n, won, control = duel.read_answers(drawn, verdicts)
-    assert (n, won.probability, won.queries) == (12, 0.5, 12) and won.low < 0.3 < 0.7 < won.high
-    assert control.probability is None and not drawn.control
-    del verdicts[f"{next(iter(drawn.duels))} back"]
-    assert duel.read_answers(drawn, verdicts)[0] == 11
+def test_score_counts_pairs_and_queries():
+    said = {
+        **{"x 0 forth": ("B", 2.0), "x 0 back": ("A", -4.0)},  # wins both: +3
+        **{"x 1 forth": ("A", -1.0), "x 1 back": ("A", -2.0)},  # wins one: +0.5
+        **{"y 0 forth": ("A", -3.0), "y 0 back": ("B", 1.0)},  # loses both: -2
+        "y 1 forth": ("B", 5.0),  # half a pair
+    }
+    verdicts = {
+        name: Reading(word, {"A": 1 / (1 + exp(odds)), "B": 1 / (1 + exp(-odds))}, 0.0, 0.0)
+        for name, (word, odds) in said.items()
+    }
+    pairs = {name: (name[0], "", "") for name in ("x 0", "x 1", "y 0", "y 1")}
     with pytest.raises(JudgeError, match="no duel has a verdict"):
-        duel.read_answers(drawn, {})
+        duel.score(pairs, {"y 1 forth": "B"})
+    found = duel.score(pairs, verdicts)
+    assert found["duels"] == 3 and found["first_shown_wins"] == 4 / 7
+    words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]
+    assert (words.queries, words.probability) == (2, (0.75 + 0) / 2)
+    assert (odds.queries, odds.probability) == (2, (1 + 0) / 2) and found["won"] == odds
+    assert found["mean_log_odds"] == pytest.approx((1.75 - 2) / 2)
+    by_words = duel.score(pairs, {name: each.value for name, each in verdicts.items()})
+    assert by_words["won"] == words and by_words["mean_log_odds"] is None
+
+
+def test_measures_of_counts_words_repeats_and_answers():
+    pairs = {"x 0": ("x", "a b c d a b c d", "a"), "x 1": ("x", "", "b c")}
+    before, after = duel.measures_of(duel.Duels(("b", "a"), pairs, ({"tokens": 3.0}, {}))).values()
+    assert before == pytest.approx({"tokens": 3.0, "words": 4, "repeated_4_grams": 0.1, "answered": 0.5})
+    assert after == {"words": 1.5, "repeated_4_grams": 0, "answered": 1}
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
@@ -150,11 +171,11 @@ def test_share_of_has_wilsons_interval(values):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Run `rankbuffer-rejudge` with arguments: what it printed, or the one line with which it ends."""
+    """Run `rankbuffer-compare` with arguments: what it printed, or the one line with which it ends."""
 
     def run(*arguments):
         NumberJudge.asked.clear()
-        monkeypatch.setattr(sys, "argv", ["rankbuffer-rejudge", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["rankbuffer-compare", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code in (0, 1) or "\n" not in stop.value.code
@@ -177,23 +198,31 @@ def found_in(*parts) -> dict:
     return json.loads(Path(*parts).read_text())
 
 
-def test_settings_are_taken_up_to_their_limits():
-    least = {"duels": 1, "control": 0}
-    RejudgeConfig(run_dir="run", dataset_name="data.jsonl", **least)
-    wrong = [{key: value - 1} for key, value in least.items()] + [{"run_dir": ""}, {"dataset_name": ""}]
-    wrong += [{"output": "."}, *({"output": __file__, key: __file__} for key in ("run_dir", "dataset_name"))]
-    for change in wrong:
-        with pytest.raises(SettingsError, match=next(iter(change))):
-            RejudgeConfig(**{"run_dir": "run", "dataset_name": "data.jsonl"} | change)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(("run_dir", {"run_dir": ""}), ("dataset_name", {"dataset_name": ""}), ("duels", {"duels": 0})),
+        *(("show", {"show": -1}), ("models", {"models": ["a"]}), ("epochs", {"epochs": [1, 1]})),
+        *(("epochs", {"epochs": [0, 1], "models": ["a", "b"]}), ("no_rubrics", {"no_rubrics": True})),
+        *(("output", {"output": "."}), ("run_dir", {"output": __file__, "run_dir": __file__})),
+        ("dataset_name", {"output": __file__, "dataset_name": __file__}),
+    ],
+)
+def test_config_refuses_what_cannot_be_compared(name, change):
+    CompareConfig(run_dir="run", dataset_name="data.jsonl", duels=1, show=0, epochs=[0, 3])
+    with pytest.raises(SettingsError, match=name):
+        CompareConfig(**{"run_dir": "run", "dataset_name": "data.jsonl"} | change)
 
 
 def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     run = tmp_path / "run"
-    printed = command(*words, "--duels", 10, "--control", 24, *NUMBERS)
+    printed = command(*words, "--duels", 10, *NUMBERS)
     found = found_in(run, REPORT, DUEL)
     assert found["duels"] == 10 and found["epochs"] == [0, 2] and found["judge"] == NUMBERS[1]
     share = f"{100 * found['won']['probability']:.0f} %"
-    assert f"epoch 2 beats epoch 0 in {share}" in printed and "(50 % is right): 50 % (48 % to 52 %)" in printed
+    assert f"by the verdicts, epoch 2 wins {share}" in printed and printed.count("\n== ") == 5
+    again = duel.score(found["answers"], found["verdicts"])
+    assert again["won"].probability == found["won"]["probability"], "the file has what the share is counted from"
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
         assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
@@ -213,7 +242,7 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
 
 
 def test_main_announces_the_tokens_of_all_sampled_answers(words, command):
-    soft = ("--control", 0, "--probabilities", "true", "--dry_run", "true")
+    soft = ("--probabilities", "true", "--dry_run", "true")
     dry = [command(*words, *soft, "--judge_samples", n, *NUMBERS) for n in (1, 5)]
     once, often = (int(re.search(r"and ([\d,]+) completion", each)[1].replace(",", "")) for each in dry)
     assert often == pytest.approx(5 * once, abs=5)
@@ -250,14 +279,125 @@ def test_main_gives_no_result_of_a_judge_that_fails(words, command, tmp_path):
     assert len(NumberJudge.asked) == 4, "a pilot shows that nothing can be read"
 
 
+SAVED = dict(judge_model="/models/writer", judge_guard=False, judge_decoding="json_schema", judge_client=None)
+SAVED |= dict(temperature=0.7, top_p=0.8, top_k=5, max_completion_length=6, use_vllm=False, format_check="none")
+
+
+def save_manifest(folder: Path, method: str = "ratings_soft", **changes) -> None:
+    """Write what a training says of itself beside its policy."""
+    manifest = {"format": FORMAT, "step": 3, "processes": 1, "config": SAVED | changes, "files": {}}
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / FOLDER / RUN).write_text(json.dumps(manifest | {"method": method, "store_sha256": ""}))
+
+
+@pytest.fixture
+def settings_of(monkeypatch, tmp_path):
+    """Return the settings that a comparison of a run has with more words."""
+
+    def read(*words, **changes) -> CompareConfig:
+        save_manifest(tmp_path, **changes)
+        words = ("--run_dir", tmp_path, "--dataset_name", "a.jsonl", *words)
+        monkeypatch.setattr(sys, "argv", ["rankbuffer-compare", *map(str, words)])
+        return read_settings(CompareConfig, CompareParser)
+
+    return read
+
+
+AT = ("--judge_url", "http://127.0.0.1:1/v1")
+
+
+def test_settings_of_a_run_are_the_defaults_and_another_judge_takes_only_the_sampling(settings_of, tmp_path):
+    found = settings_of(*AT, "--judge_model", "/elsewhere/writer", "--top_k", 3)
+    assert (found.judge_guard, found.judge_decoding, found.probabilities) == (False, "json_schema", True)
+    assert (found.temperature, found.top_p, found.top_k, found.max_new_tokens) == (0.7, 0.8, 3, 6)
+    assert (found.engine, settings_of(*AT, use_vllm=True).engine) == ("transformers", "vllm")
+    assert not settings_of(*AT, method="pointwise").probabilities
+    (tmp_path / "file.yaml").write_text("judge_guard: true\n")
+    assert settings_of(*AT, "--config", tmp_path / "file.yaml").judge_guard, "a file wins over the run"
+    other = settings_of(*AT, "--judge_model", "another")
+    assert (other.judge_guard, other.judge_decoding, other.probabilities, other.top_k) == (True, "none", None, 5)
+    with pytest.raises(SettingsError, match="judge_url is not set"):
+        settings_of()
+
+
+def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tmp_path, command):
+    judge, run = Model(lambda messages, how_often: '{"winner": "A"}'), tmp_path / "run"
+    save_manifest(run, method="pointwise", judge_model="writer", judge_decoding="none")
+    words = ("--run_dir", run, "--dataset_name", data_file, "--duels", 6, "--show", 1)
+    words += ("--models", f"before={tiny_policy}", f"after={tiny_policy}")
+    with served(judge.app()) as url:
+        words += ("--judge_url", f"{url}/v1")
+        assert "[price] 6 duels between answers of at most 6 tokens" in command(*words, "--dry_run", "true")
+        assert not judge.bodies and not (run / REPORT).exists()
+        for _ in range(2):
+            printed = command(*words)
+            assert printed.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in printed
+            assert "log odds" not in printed and "wins 100% of all duels" in printed
+        assert len(judge.bodies) == 1 + 12, "the first question before sampling, then each question once"
+        found = found_in(run, REPORT, "compare.json")
+        assert found["duels"] == 6 and found["measures"]["before"] == found["measures"]["after"]
+        assert found["measures"]["after"]["tokens"] <= 6 and found["mean_log_odds"] is None
+        command(*words, "--no_rubrics", "true")
+        prompts = [body["messages"][0]["content"] for body in judge.bodies]
+    assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:13])
+    assert len(prompts) == 26 and not any(
+        "rubrics" in prompt.lower().replace("a rubric", "") for prompt in prompts[13:]
+    )
+    assert (run / REPORT / "compare_without_rubrics.json").exists()
+    assert len((run / REPORT / "samples.jsonl").read_text().splitlines()) == 6, "of one policy under two names"
+
+
+def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, command):
+    judge = Model(lambda messages, how_often: "I cannot say.")
+    words = (
+        "--dataset_name",
+        data_file,
+        "--models",
+        "a=nobody/none",
+        f"b={tmp_path}/none",
+        "--output",
+        tmp_path / "o",
+    )
+    with served(judge.app()) as url:
+        said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
+    assert "failed 1 of 1 judgments" in said and len(judge.bodies) == 3
+    assert f"there is no folder {tmp_path}/none" in command(*words) and not (tmp_path / "o").exists()
+
+
+def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, command):
+    policy = Model(lambda messages, how_often: "<think>hm</think>Boil it.")
+    with served(policy.app()) as url:
+        words = ("--models", f"writer={url}/v1", f"other={url}/v1", "--format_check", "think", "--duels", 2)
+        assert "by the" in command("--dataset_name", data_file, "--output", tmp_path / "o.json", *words)
+    assert {body["model"] for body in policy.bodies} == {"writer", "other"}
+    assert {tuple(pair[1:]) for pair in found_in(tmp_path, "o.json")["answers"].values()} == {("Boil it.",) * 2}
+
+
+def test_identity_is_another_one_after_more_training(tiny_policy, tmp_path):
+    path = shutil.copytree(tiny_policy, tmp_path / "m")
+    before = identity(str(path))
+    assert before == identity(str(path)) and identity("org/model") == "org/model"
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\1\2\3\4")
+    assert identity(str(path)) != before, "its old answers do not count as its own"
+
+
+def test_a_comparison_of_stored_answers_loads_no_torch(words, tmp_path):
+    code = f"import sys; sys.argv = {['rankbuffer-compare', *map(str, words)]!r}\n"
+    code += "from rankbuffer_tools.compare.command import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False" and (tmp_path / "run" / REPORT / DUEL).exists()
+
+
 def interrupted(arguments):
-    sys.argv = ["rankbuffer-rejudge", *map(str, arguments)]
+    sys.argv = ["rankbuffer-compare", *map(str, arguments)]
     main()
 
 
 @pytest.mark.slow
 def test_main_loses_no_paid_answer_to_a_kill(words, command, tmp_path):
-    words, two = (*words, *NUMBERS, "--duels", 20, "--control", 10), ("--output", tmp_path / "two.json")
+    words, two = (*words, *NUMBERS, "--duels", 20), ("--output", tmp_path / "two.json")
 
     def client(**arguments):
         return ("--judge_client_args", json.dumps({"record": str(tmp_path / "asked"), **arguments}))

@@ -10,7 +10,7 @@ from trl import GRPOConfig
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
 from rankbuffer_tools.batch.script import read_settings
-from rankbuffer_tools.compare.config import RejudgeConfig
+from rankbuffer_tools.compare.config import CompareConfig
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
@@ -224,7 +224,7 @@ def test_config_refuses_a_best_checkpoint_that_rounding_would_choose(monkeypatch
     same = "reward", "eval_reward", "eval_reward_std", "eval_rewards/rank_reward/mean", "loss", "eval_loss"
     for metric in same:
         said = refusal(make, {**LIMIT, "metric_for_best_model": metric})
-        assert "the same for every policy" in said and "rankbuffer-rejudge" in said
+        assert "the same for every policy" in said and "rankbuffer-compare" in said
     assert refusal(make, {**LIMIT, "metric_for_best_model": None}).startswith("metric_for_best_model=loss")
     own = {"reward_functions": [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]}
     make(**{**LIMIT, "metric_for_best_model": "eval_rewards/format_reward/mean"})
@@ -394,7 +394,7 @@ def test_documented_defaults_are_those_of_the_fields():
         RankBufferConfig,
         EvaluationConfig,
         AuditConfig,
-        RejudgeConfig,
+        CompareConfig,
         RubricsConfig,
         ResponsesConfig,
     )

@@ -35,22 +35,22 @@ def config(model: str, **changes) -> EvaluationConfig:
 def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_policy, tmp_path):
     settings = config(tiny_policy)
     made = TransformersEngine(tiny_policy, None, settings)
-    first = made.respond(PROMPTS, tmp_path / "a.jsonl", "")
+    first = made.respond(PROMPTS, tmp_path / "a.jsonl", "").values
     assert list(first) == [prompt.id for prompt in PROMPTS] and len(set(first.values())) > 1
     (tmp_path / "b.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(True)[:3]))
-    assert made.respond(PROMPTS, tmp_path / "b.jsonl", "") == first
+    assert made.respond(PROMPTS, tmp_path / "b.jsonl", "").values == first
     with AnswerLog(tmp_path / "b.jsonl") as log:
         assert len(log) == len(PROMPTS) and 0 < log.totals().completion_tokens <= 6 * len(PROMPTS)
     penalty = shutil.copytree(tiny_policy, tmp_path / "m")
     GenerationConfig.from_pretrained(penalty, repetition_penalty=9.0).save_pretrained(penalty)
-    same = TransformersEngine(str(penalty), None, settings).respond(PROMPTS, tmp_path / "c.jsonl", "")
+    same = TransformersEngine(str(penalty), None, settings).respond(PROMPTS, tmp_path / "c.jsonl", "").values
     assert same == first, "a penalty of the model's own counts no more than in training"
     other = TransformersEngine(tiny_policy, None, config(tiny_policy, seed=1))
-    assert other.respond(PROMPTS, tmp_path / "a.jsonl", "") != first, "another seed asks again"
+    assert other.respond(PROMPTS, tmp_path / "a.jsonl", "").values != first, "another seed asks again"
     greedy = [
-        TransformersEngine(tiny_policy, None, config(tiny_policy, temperature=0.0, seed=seed)).respond(
-            PROMPTS[:2], tmp_path / f"{seed}.jsonl", ""
-        )
+        TransformersEngine(tiny_policy, None, config(tiny_policy, temperature=0.0, seed=seed))
+        .respond(PROMPTS[:2], tmp_path / f"{seed}.jsonl", "")
+        .values
         for seed in (0, 1)
     ]
     assert greedy[0] == greedy[1], "a temperature of 0 is greedy"
@@ -92,7 +92,7 @@ def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_polic
     log = tmp_path / "log"
     plain, lora = engine(settings, "plain", tiny_policy, None, log), engine(settings, "lora", path, tiny_policy, log)
     with plain as plain, lora as lora:
-        texts = [each.respond(PROMPTS, tmp_path / f"{i}.jsonl", "") for i, each in enumerate((plain, lora))]
+        texts = [each.respond(PROMPTS, tmp_path / f"{i}.jsonl", "").values for i, each in enumerate((plain, lora))]
     assert texts[0] != texts[1]
 
 
@@ -204,7 +204,7 @@ def test_vllm_engine_refuses_prompts_without_a_response_and_keeps_the_others(tmp
         with pytest.raises(EngineError, match=r"1 of 5 prompts have no response.*p3.*HTTP 400"):
             made.respond(PROMPTS, tmp_path / "log.jsonl", "x")
         asked, broken[0] = server.asked.total(), False
-        assert len(made.respond(PROMPTS, tmp_path / "log.jsonl", "x")) == 5
+        assert len(made.respond(PROMPTS, tmp_path / "log.jsonl", "x").values) == 5
         assert server.asked.total() == asked + 1
         made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm", max_new_tokens=100_000))
         with pytest.raises(JudgeError, match="100,000 tokens is too small"):

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_tools.compare.config import RejudgeConfig
+from rankbuffer_tools.compare.config import CompareConfig
 from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
@@ -164,32 +164,59 @@ def audit_of_a_card(at) -> dict:
     return rows | {"card": To("My-judge", "My-judge")}
 
 
-# Second judgments
+# Comparisons
 
 
-def rejudge(at, said: str | None) -> dict:
-    """The rows of both starts."""
-    rows = (
-        judge(at)
-        | data(at, "numbers")
-        | needed(run_dir=at.run)
-        | {"seed": To(5, None if said is None else {"seed": 5})}
-    )
-    rows["judge_max_failures"] = To(0.75, {"most": 0.75})
-    return rows | {"output": To(str(at.out / "mine.json"), "file mine.json")}
+def comparison(at) -> dict:
+    """The rows of all starts of a comparison."""
+    at.ends.doors("rankbuffer_tools.compare.command", "draw ask_many")
+    return data(at, "numbers") | {"output": To(str(at.out / "mine.json"), "file mine.json")}
 
 
-@starts("rankbuffer-rejudge", RejudgeConfig)
-def duel(at) -> dict:
-    at.ends.doors("rankbuffer_tools.compare.command", "draw check_failures")
-    rows = rejudge(at, "")
-    return rows | {"duels": To(3, "[price] 3 duels"), "control": 2, "probabilities": To(True, '"n": 6')}
+@starts("rankbuffer-compare", CompareConfig)
+def epochs(at) -> dict:
+    at.ends.answer = lambda body: '{"winner": "A"}'  # the embedded judge needs rubrics
+    rows = judge(at) | comparison(at) | {"judge_max_failures": To(0.75, {"max_failures": 0.75}), "seed": 5}
+    return rows | needed(run_dir=at.run) | {
+        "epochs": [1, 0],
+        "duels": To(3, "[price] 3 duels"),
+        "probabilities": To(True, '"n": 6'),
+        "no_rubrics": To(True, lambda ends: "\\nRUBRICS" not in ends.asked),
+        "show": To(1, lambda ends: "\n".join(ends.lines).count("\n== ") == 1),
+    }  # fmt: skip
 
 
-@starts("rankbuffer-rejudge", RejudgeConfig)
+@starts("rankbuffer-compare", CompareConfig)
 def dry(at) -> dict:
-    rows = base(**{name: value_of(row) for name, row in rejudge(at, None).items()})
+    rows = base(run_dir=at.run, **{name: value_of(row) for name, row in comparison(at).items()})
     return rows | {"dry_run": To(True, lambda ends: not ends.asked)}
+
+
+@starts("rankbuffer-compare", CompareConfig)
+def two_policies(at) -> dict:
+    """The first is served already, and the second one by a command."""
+    at.ends.answer = lambda body: "<t>hm</t>Tea."
+    started = contextmanager(lambda *args: (yield at.ends.url))
+    at.ends.door("rankbuffer_tools.batch.engines.vllm_server", instead=started)
+    rows = comparison(at) | base(judge_max_failures=1.0, duels=2)
+    rows |= sent(temperature=0.31, top_p=0.32, top_k=17, chat_template_kwargs={"enable_thinking": False})
+    return rows | {
+        "models": To([f"mine={at.ends.url}", f"sampler={at.policy}"], '"model": "sampler"'),
+        "max_new_tokens": To(22, '"max_tokens": 22'),
+        "format_check": To("<t>.*</t>(?P<answer>.*)", '"Tea.", "Tea."'),
+        "engine_command": To("my vllm", {"program": ["my", "vllm"]}),
+        "engine_arguments": To(["--mine"], {"arguments": ["--mine"]}),
+        "engine_concurrency": To(31, lambda ends: ends.among("settings", '"concurrency": 31')),
+    }  # fmt: skip
+
+
+@starts("rankbuffer-compare", CompareConfig)
+def two_policies_in_this_process(at) -> dict:
+    at.ends.door("rankbuffer_tools.batch.engines.TransformersEngine._generate")
+    rows = comparison(at) | base(models=[f"{name}={at.policy}" for name in "ab"], duels=3, max_new_tokens=4)
+    sizes = lambda ends: {len(json.loads(each)) for each in ends.given["batch"]}  # noqa: E731
+    rows["engine_batch_size"] = To(2, lambda ends: sizes(ends) == {2, 1})
+    return rows | {"engine": To("transformers", lambda ends: ends.given["batch"])}
 
 
 # Reports, and what makes a training set
@@ -572,7 +599,7 @@ class Own(RubricJudge):
 
 LEAST = {
     AuditConfig: {"dataset_name": "a.jsonl", "samples": "a.jsonl"},
-    RejudgeConfig: {"run_dir": "a", "dataset_name": "a.jsonl"},
+    CompareConfig: {"run_dir": "a", "dataset_name": "a.jsonl"},
     RubricsConfig: {"dataset_name": "a.jsonl"},
     ResponsesConfig: {"dataset_name": "a.jsonl", "sampler_url": "http://a", "sampler_model": "a"},
     RankBufferConfig: {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"},

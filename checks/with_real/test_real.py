@@ -38,7 +38,6 @@ def test_a_real_policy_learns_from_a_real_judge_and_resumes(tmp_path):
     assert "after step 1" in run(*train, "--max_steps", "1")
     said = run(*train, "--max_steps", "2", "--resume_from_checkpoint", "true")
     assert "checkpoint-1, after step 1 of 2" in said and f"policy: {folder}, after step 2" in said
-    words = ("--config", "evaluation/small.yaml", "--models", f"before={policy}", f"after={folder}")
-    words += ("--output_dir", str(tmp_path / "compared"), "--limit", "1", "--samples", "1", "--max_new_tokens", "48")
-    said = run("recipes.small.compare", *words)
-    assert "by the verdicts, after wins" in said and " of 1 pairs" in said
+    words = ("--run_dir", folder, "--dataset_name", "recipes/small/everyday_kept_apart.jsonl", "--duels", "1")
+    said = run("rankbuffer_tools.compare.command", *words, "--models", f"before={policy}", f"after={folder}")
+    assert "by the verdicts, after wins" in said and " of 1 duels" in said

@@ -3,7 +3,7 @@
     python -m experiments.weak_judge.report --runs runs/weak_judge            # reads the folders of the runs
     python -m experiments.weak_judge.report                                    # reads weak_judge.json.gz again
 
-A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
+A run is a folder of `rankbuffer-train`. Its comparisons, of `rankbuffer-compare`, are in `compared/NAME-SET`
 beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward, and what the
 comparison wrote. Shares of duels are counted again from their verdicts. The first seven rows have none: their shares
 are those that `compare` printed. The script prints tables and, at the end, one JSON line; `--figure` draws.
@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from rankbuffer_tools.compare.duel import score
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.store import history
-from recipes.small.compare import score
 
 HERE = Path(__file__).parent
 KEPT = HERE / "weak_judge.json.gz"
@@ -74,8 +74,8 @@ def counted(found: Row) -> Row:
     if "verdicts" not in found:
         return found
     said = {name: Reading.of(each) if isinstance(each, dict) else each for name, each in found["verdicts"].items()}
-    again = score(said)
-    return found | again | {"wins": {name: asdict(each) for name, each in again["wins"].items()}}
+    again = score(found["answers"], said)
+    return found | {**again, "pairs": again["duels"], "wins": {n: asdict(each) for n, each in again["wins"].items()}}
 
 
 def read_visits(folder: Path) -> list[Row]:

@@ -53,7 +53,7 @@ def test_main_counts_duels_again_from_kept_verdicts(tmp_path, monkeypatch, capsy
     odds = {"A": Reading("A", {"A": 0.8, "B": 0.2}, 0.0, 0.0), "B": Reading("B", {"A": 0.1, "B": 0.9}, 0.0, 0.0)}
     said = {f"x 0 {order}": odds[word].as_dict() for order, word in (("forth", "B"), ("back", "A"))}
     found = rows["pointwise"]["compared"]["kept_apart"]["with_rubrics"]
-    rows["pointwise"]["compared"]["kept_apart"]["with_rubrics"] = found | {"verdicts": said}
+    found |= {"verdicts": said, "answers": {"x 0": ["x", "", ""]}}
     kept = tmp_path / "kept.json.gz"
     kept.write_bytes(gzip.compress(json.dumps(rows).encode()))
     monkeypatch.setattr(sys, "argv", ["report", "--kept", str(kept)])

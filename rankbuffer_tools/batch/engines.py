@@ -22,7 +22,7 @@ from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Call, Judge, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
-from .ask import AnswerLog, ask_many, failures_text, hash_request, progress
+from .ask import AnswerLog, Answers, ask_many, failures_text, hash_request, progress
 from .chat import Chat
 from .sampling import Prompt, SamplingConfig
 
@@ -45,8 +45,8 @@ class EngineError(RankBufferError, RuntimeError):
 class Engine(Protocol):
     """[`VllmEngine`] or [`TransformersEngine`]."""
 
-    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
-        """Return one response for each prompt, by its id.
+    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
+        """Return one response for each prompt, by its id, with its tokens and seconds.
 
         Args:
             prompts (`Sequence[Prompt]`):
@@ -103,7 +103,7 @@ class VllmEngine:
     def __init__(self, url: str, served: str, model: str, config: SamplingConfig):
         self.url, self.served, self.model, self.config = url, served, model, config
 
-    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
+    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
         """See [`Engine`]."""
         client = OpenAIClient(
             self.url, self.served, timeout=ANSWER_SECONDS, concurrency=self.config.engine_concurrency
@@ -118,7 +118,7 @@ class VllmEngine:
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
                 f" {failures_text(answers.failures)}. The others are kept; run the same command again"
             )
-        return answers.values
+        return answers
 
 
 class TransformersEngine:
@@ -139,7 +139,7 @@ class TransformersEngine:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self.model, self.config = model, config
+        self.model, self.config = identity(model), config
         self.tokenizer = load_tokenizer(model, adapter_of)
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token is None:  # as of Llama 3.1; TRL takes the same one
@@ -151,12 +151,8 @@ class TransformersEngine:
             self.network = PeftModel.from_pretrained(self.network, model)
         self.network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
-    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
-        """See [`Engine`]."""
-        return {id: text for id, (text, _) in self.answer(prompts, log, what).items()}
-
-    def answer(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, tuple[str, Call]]:
-        """Return each response with its tokens and seconds.
+    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
+        """See [`Engine`].
 
         A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
         """
@@ -174,8 +170,9 @@ class TransformersEngine:
                         if name not in answered:
                             answered.add(name, text, call)
                 bar.advance(task, len(batch))
-            named = zip(prompts, keys, strict=True)
-            return {prompt.id: (answered[name], answered.call(name)) for prompt, name in named}
+            named = {prompt.id: name for prompt, name in zip(prompts, keys, strict=True)}
+            calls = {id: answered.call(name) for id, name in named.items()}
+            return Answers({id: answered[name] for id, name in named.items()}, {}, answered.calls, calls)
 
     def _generate(self, batch: Sequence[Prompt]) -> list[tuple[str, Call]]:
         import torch
@@ -221,13 +218,18 @@ class TransformersEngine:
 
 @contextmanager
 def engine(config: SamplingConfig, label: str, model: str, adapter_of: str | None, log: Path) -> Iterator[Engine]:
-    """Open the engine that generates for one model. `log` is the file of the log of a server that it starts."""
-    if config.engine == "transformers":
+    """Open the engine that generates for one model. `log` is the file of the log of a server that it starts.
+
+    A model that is an address is served there, under its label.
+    """
+    if is_address(model):
+        yield VllmEngine(model, label, f"{model} {label}", config)  # it may serve several
+    elif config.engine == "transformers":
         yield TransformersEngine(model, adapter_of, config)
     else:
         program, arguments = config.engine_command.split(), config.engine_arguments
         with vllm_server(program, arguments, label, model, adapter_of, log) as url:
-            yield VllmEngine(url, label, model, config)
+            yield VllmEngine(url, label, identity(model), config)
 
 
 def load_tokenizer(model: str, adapter_of: str | None) -> Any:
@@ -380,6 +382,8 @@ def base_of(model: str) -> str | None:
     Raises:
         [`EngineError`]: if `model` is a path, which no repository of the Hub has, and there is no such folder.
     """
+    if is_address(model):
+        return None
     if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
         raise EngineError(f"there is no folder {model}: models are folders, or repositories of the Hub")
     from peft import PeftConfig
@@ -388,6 +392,17 @@ def base_of(model: str) -> str | None:
     if find_adapter_config_file(model) is None:
         return None
     return PeftConfig.from_pretrained(model).base_model_name_or_path
+
+
+def is_address(model: str) -> bool:
+    """Return whether a model is named by the address of a server."""
+    return model.startswith(("http://", "https://"))
+
+
+def identity(model: str) -> str:
+    """Return the name of a model with what tells its present weights from others: an answer of others is not its."""
+    weights = weights_of(model)
+    return f"{model} {hashlib.sha256(repr(weights).encode()).hexdigest()[:16]}" if weights else model
 
 
 def weights_of(model: str) -> dict[str, list[int | str]]:

@@ -30,6 +30,7 @@ class SamplingConfig(ServersConfig):
         models (`list[str]`):
             The policies: ids on the Hub, folders of checkpoints or of LoRA adapters, each with an optional label
             as `label=path`. The label names the model's folder and its row. Default: the last part of the path.
+            An address, as in `label=http://127.0.0.1:8002/v1`, is a server that serves the policy under the label.
         engine (`str`, *optional*, defaults to `"vllm"`):
             The engine that generates. `"vllm"` starts a server for each model. `"transformers"` generates in this
             process.

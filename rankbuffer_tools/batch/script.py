@@ -27,7 +27,9 @@ Config = TypeVar("Config")
 ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
 
 
-def run_script(config_class: type[Config], main: Callable[[Config], int]) -> None:
+def run_script(
+    config_class: type[Config], main: Callable[[Config], int], parser_class: type[TrlParser] = TrlParser
+) -> None:
     """Read the settings, run `main`, and exit with the code that it returns.
 
     A fault that the user can mend ends in one line.
@@ -36,7 +38,7 @@ def run_script(config_class: type[Config], main: Callable[[Config], int]) -> Non
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        code = main(read_settings(config_class))
+        code = main(read_settings(config_class, parser_class))
     except (RankBufferError, OSError) as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
@@ -44,7 +46,7 @@ def run_script(config_class: type[Config], main: Callable[[Config], int]) -> Non
     sys.exit(code)
 
 
-def read_settings(config_class: type[Config]) -> Config:
+def read_settings(config_class: type[Config], parser_class: type[TrlParser] = TrlParser) -> Config:
     """Read settings from the command line, and from the YAML file that `--config` names.
 
     `--recipe` names the recipe of a training whose judge is meant: its keys `judge_*` are the defaults, so that a
@@ -53,7 +55,7 @@ def read_settings(config_class: type[Config]) -> Config:
     Raises:
         [`SettingsError`]: for a key that does not exist or a value that cannot work.
     """
-    parser = TrlParser((config_class,))
+    parser = parser_class((config_class,))
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
     judge = {each.name for each in fields(config_class) if each.name.startswith("judge_")}  # type: ignore[arg-type]
     if judge:

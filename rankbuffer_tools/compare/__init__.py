@@ -1,1 +1,1 @@
-"""Judge the stored rollouts of a run again: replays with another judge, and duels of the first and the last epoch."""
+"""Which of two policies does the judge prefer? Two epochs of a run by their stored answers, or two models."""

@@ -1,43 +1,86 @@
-"""The command `rankbuffer-rejudge`: compare stored responses of a run, after an estimate of the cost.
+"""The command `rankbuffer-compare`: which of two policies does the judge prefer?
 
-    rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --judge_url URL --judge_model NAME
-    rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --dry_run true
+    rankbuffer-compare --run_dir runs/a --dataset_name data/apart.jsonl --models before=Qwen/Qwen3-8B after=runs/a
+    rankbuffer-compare --run_dir runs/a --dataset_name data/a.jsonl
 
-The second line prints the price alone.
+The first line samples answers of two policies, the second one takes stored answers of two epochs. The judge sees each
+pair in both orders. It is the judge of the run, and `--judge_url` says where it is served. With `--dry_run true` the
+command prints the price alone. Answers and judgments are kept, so the same command continues after a kill.
 """
 
 import asyncio
 import json
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
+from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import JudgeError, Question, Totals
+from rankbuffer_trl.judge.judge import explain
+from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.store import history
 
-from ..batch import script as recipe
+from ..batch import script
 from ..batch.ask import ask_many
-from ..batch.output import beside
 from ..batch.server_check import estimate_tokens
 from ..report.runs import Run, open_runs
-from .config import RejudgeConfig
-from .duel import check_failures, draw, questions_of, read_answers
+from .config import CompareConfig, CompareParser
+from .duel import Duels, draw, measures_of, questions_of, score
+
+WIDTH = 56
+FIRST = ("I do not know.", "Let me explain step by step.")  # answers to ask about before there are any
 
 
-def rejudge(config: RejudgeConfig) -> int:
-    """Print the price, ask, and write the result. Return the exit code.
+def compare(config: CompareConfig) -> int:
+    """Print the price, sample if there are models, show answers, ask, and write the result. Return the exit code.
 
     Raises:
         [`RankBufferError`]: for all that the user can mend.
     """
-    with open_runs([config.run_dir]) as (run,):
-        check_rubrics(run)
-        found = duel(config, run)
-    if found is None:
+    queries = QueryTable(load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split))
+    found: dict[str, Any] = {"judge": config.named, "seed": config.seed, "probabilities": bool(config.probabilities)}
+    if config.models:
+        from . import policies  # here, since stored answers need no engine
+
+        asked = policies.prompts_of(config, queries)
+        found["models"], duels = config.labelled_models(), policies.longest(config, asked)
+    else:
+        with open_runs([str(config.run_dir)]) as (run,):
+            check_rubrics(run)
+            epochs, duels = draw(run.store, config.duels, config.epochs, config.seed)
+            found |= {"run": history.run_id(run.store), "epochs": epochs}
+    how = (queries, bool(config.probabilities), config.no_rubrics)
+    questions = questions_of(duels, *how)
+    tokens = estimate_tokens(questions.values(), config.judge_guard, config.judge_samples)
+    most = f" of at most {config.max_new_tokens:,} tokens" if config.models else ""
+    what = f"{len(duels.pairs):,} duels between answers{most}, each in both orders, by {config.named}"
+    script.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
+    if config.dry_run:
         return 0
+    if config.models:
+        (first, *_) = questions_of(Duels((), {"first": (queries.ids[0], *FIRST)}), *how).items()
+        ask(config, dict([first]))  # one question, before hours of sampling
+        duels = policies.sample(config, queries, asked)
+        questions = questions_of(duels, *how)
+    shown: dict[str, list[str]] = {}
+    for id, *pair in duels.pairs.values():
+        shown.setdefault(id, pair)
+    for id in list(shown)[: config.show]:
+        print(side_by_side(queries[id], duels.labels, shown[id]))
+    verdicts = ask(config, questions)
+    found |= {"measures": measures_of(duels), **score(duels.pairs, verdicts)}
+    print("", *lines_of(found), sep="\n")
+    told = {name: each.as_dict() if isinstance(each, Reading) else each for name, each in verdicts.items()}
+    found |= {"answers": duels.pairs, "verdicts": told}  # from which `score` counts again
     with replacing(config.result) as draft:
-        draft.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    print(f"Numbers: {config.result}. Answers: {beside(config.result, 'answers.jsonl')}.")
+        text = json.dumps(found, indent=2, allow_nan=False, default=asdict)
+        draft.write_text(text + "\n", encoding="utf-8")
+    print(f"Numbers: {config.result}. Judgments: {config.log}.")
     return 0
 
 
@@ -50,32 +93,49 @@ def check_rubrics(run: Run) -> None:
         )
 
 
-def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
-    """Compare responses of the first and the last epoch, and print the result. Return it, `None` after a dry run."""
-    queries, judge = config.queries(), config.judge()
-    drawn = draw(run.store, config.duels, config.control, config.seed)
-    questions = questions_of(drawn, queries, config.probabilities)
-    tokens = estimate_tokens(questions.values(), judge.guard, config.judge_samples)
-    what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
-    recipe.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
-    if config.dry_run:
-        return None
-    answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge"))
-    check_failures(
-        judge, [call for call in answers.calls if call.failed], len(answers.asked), config.judge_max_failures
-    )
-    n, won, control = read_answers(drawn, answers.values)
-    first, last = drawn.epochs
-    print(f"epoch {last} beats epoch {first} in {won} of {n:,} duels over {won.queries:,} queries")
-    if drawn.control:
-        print(f"control, {len(drawn.control):,} first-epoch responses inserted again (50 % is right): {control}")
-    found: dict[str, Any] = {"run": history.run_id(run.store), "judge": config.named, "seed": config.seed}
-    found |= {"epochs": drawn.epochs, "probabilities": config.probabilities, "duels": n, "won": asdict(won)}
-    return found | {"insertions": len(drawn.control), "control": asdict(control)}
+def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, Any]:
+    """Return the verdicts of the judge, and print what they cost.
+
+    Raises:
+        [`JudgeError`]: if the judge does not answer, or too many judgments failed.
+    """
+    judge, most = config.judge(), config.judge_max_failures
+    answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge", max_failures=most))
+    if len(answers.failures) > most * len(questions):
+        failed = [call for call in answers.asked.values() if call.failed]
+        raise JudgeError(
+            f"the judge ({judge.client.name}) failed {len(failed)} of {len(answers.asked)} judgments, more than"
+            f" judge_max_failures={most:g} allows. {explain(failed[-1])} The answers so far are kept: run the same"
+            " command again to ask the others"
+        )
+    cost = script.cost_line(config.endpoint, Totals.of(answers.asked.values()))
+    print(f"[price] {len(questions):,} questions: {cost}")
+    return answers.values
+
+
+def side_by_side(query: Query, labels: Sequence[str], answers: Sequence[str]) -> str:
+    """Return two answers in two columns."""
+    columns = [[label, "", *textwrap.wrap(text, WIDTH)] for label, text in zip(labels, answers, strict=True)]
+    lines = [f"{left:{WIDTH + 2}}{right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+    return "\n".join([f"\n== {query.text}", "", *lines])
+
+
+def lines_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the numbers as lines."""
+    (first, before), (second, after) = found["measures"].items()
+    lines = [f"{'':18}{first:>10}{second:>10}"]
+    lines += [f"{name:18}{before[name]:10.3f}{after[name]:10.3f}" for name in before]
+    lines += [
+        f"by the {how}, {second} wins {share} of {found['duels']:,} duels with {first} over {share.queries:,} queries"
+        for how, share in found["wins"].items()
+    ]
+    if found["mean_log_odds"] is not None:
+        lines.append(f"mean log odds of {second}: {found['mean_log_odds']:+.3f}")
+    return [*lines, f"the answer that is shown first wins {found['first_shown_wins']:.0%} of all duels"]
 
 
 def main() -> None:
-    recipe.run_script(RejudgeConfig, rejudge)
+    script.run_script(CompareConfig, compare, CompareParser)
 
 
 if __name__ == "__main__":

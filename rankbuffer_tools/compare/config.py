@@ -1,81 +1,110 @@
-"""The settings of a second judgment: its run, its data set, its judges, and the file of its result."""
+"""The settings of a comparison. Those of a run are the defaults of judge and sampling."""
 
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from trl import TrlParser
+
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 from rankbuffer_trl.store.places import DUEL, report_folder
 
 from ..batch.output import beside, same_file
+from ..batch.sampling import SamplingConfig
+from ..report.runs import log_and_manifest
+
+SAMPLED = ("temperature", "top_p", "top_k", "chat_template_kwargs", "format_check")  # as a run calls them, too
 
 
 @documented
 @dataclass
-class RejudgeConfig(JudgeConfig):
+class CompareConfig(SamplingConfig, JudgeConfig):
     r"""
-    Configuration of a second judgment.
+    Configuration of a comparison.
 
-    It adds the parameters below to those of [`JudgeConfig`].
+    It adds the parameters below to those of [`SamplingConfig`] and [`JudgeConfig`]. With two `models`, both answer the
+    prompts. Without, two epochs of the run are compared by the answers in its store.
 
     Parameters:
-        run_dir (`str`):
-            Output folder of a run, one of its checkpoints, or a store file.
         dataset_name (`str`):
-            The run's data set, for prompts, rubrics and references. A file with other rubrics asks with these.
+            The prompts, with rubrics if there are any: for `models` best those that were kept apart, for epochs the
+            run's data set. Other rubrics ask with these.
         dataset_config (`str`, *optional*):
             Configuration of a data set on the Hub.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
             Split of the data set.
+        run_dir (`str`, *optional*):
+            Output folder of a run, one of its checkpoints, or a store file. What its `run.json` says is the default of
+            all settings of judge and sampling, but for `judge_url`. A judge of another name takes none of the first.
+        epochs (`list[int]`, *optional*):
+            The two epochs. Default: the first one, and the newest one with at least half as many queries.
         duels (`int`, *optional*, defaults to `200`):
-            Number of duels. Each takes two questions.
-        probabilities (`bool`, *optional*, defaults to `False`):
-            In duels, let the probabilities of both orders together name the winner, and not the words. For
-            a judge that often names the response that is shown first. Its server must give `top_logprobs`.
-        control (`int`, *optional*, defaults to `200`):
-            Number of first-epoch responses that are inserted again into their own buffer. 0 is no control.
+            Number of pairs of answers. A query has one, or more if there are more duels than queries. Each pair takes
+            two questions.
+        probabilities (`bool`, *optional*):
+            Let the probabilities of both orders together name the winner, too, and not the words alone. The judge's
+            server must give `top_logprobs`. Default: true for the run's judge if its method reads them (`*_soft`).
+        no_rubrics (`bool`, *optional*, defaults to `False`):
+            Leave the rubrics out of the judge's prompt.
+        show (`int`, *optional*, defaults to `5`):
+            Number of queries whose first pair is printed side by side, whichever is better.
         output (`str`, *optional*):
-            JSON file of the result. Default: `duel.json` in `_report` in the run's folder.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the queries and responses drawn.
+            JSON file of the result. Default: `duel.json` for epochs and `compare.json` for models, in `_report` in the
+            run's folder; without a run in `runs/compared`.
         dry_run (`bool`, *optional*, defaults to `False`):
-            Print the estimated cost and ask nothing.
+            Print the estimated cost. Ask and sample nothing.
     """
 
-    run_dir: str = ""
     dataset_name: str = ""
     dataset_config: str | None = None
     dataset_train_split: str = "train"
+    run_dir: str | None = None
+    epochs: list[int] | None = None
     duels: int = 200
-    probabilities: bool = False
-    control: int = 200
+    probabilities: bool | None = None
+    no_rubrics: bool = False
+    show: int = 5
     output: str | None = None
-    seed: int = 0
     dry_run: bool = False
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.run_dir:
-            raise SettingsError("run_dir is not set: name the output folder of a run, a checkpoint, or a store file")
+        if not (self.run_dir or self.models):
+            raise SettingsError(
+                "run_dir is not set: name the output folder of a run, to compare two of its epochs, or two models:"
+                " --models before=PATH after=PATH"
+            )
         if not self.dataset_name:
-            raise SettingsError("dataset_name is not set: name the data set of the run, for prompts and rubrics")
-        check_at_least(self, duels=1, control=0)
+            raise SettingsError("dataset_name is not set: name the prompts, or the data set of the run")
+        if len(self.models) not in (0, 2):
+            raise SettingsError(f"models must name two, such as before=PATH after=PATH, not {len(self.models)}")
+        if self.epochs is not None and (self.models or len({*self.epochs}) != 2 or len(self.epochs) != 2):
+            raise SettingsError(f"epochs must be two of the run, such as 0 3, and without models; got {self.epochs}")
+        if self.no_rubrics and not (self.judge_url or self.judge_client):
+            raise SettingsError("no_rubrics needs a judge_url: the embedded judge reads nothing but rubrics")
+        check_at_least(self, duels=1, show=0)
         if self.output and Path(self.output).is_dir():
             raise SettingsError(f"output={self.output} is a folder: name the file of the result")
         for key in ("run_dir", "dataset_name"):
-            if self.output and same_file(self.output, getattr(self, key)):
+            if self.output and same_file(self.output, getattr(self, key) or ""):
                 raise SettingsError(f"output={self.output} is the file {key}, which would be lost: name another one")
 
     @property
     def result(self) -> Path:
         """The file of the result."""
-        return Path(self.output) if self.output else report_folder(Path(self.run_dir)) / DUEL
+        if self.output:
+            return Path(self.output)
+        folder = report_folder(Path(self.run_dir)) if self.run_dir else Path("runs", "compared")
+        path = folder / ("compare.json" if self.models else DUEL)
+        return path.with_stem(f"{path.stem}_without_rubrics") if self.no_rubrics else path
 
     @property
     def log(self) -> Path:
-        """The file of the answers."""
+        """The file of the judge's answers."""
         return beside(self.result, "answers.jsonl")
 
     @property
@@ -83,6 +112,36 @@ class RejudgeConfig(JudgeConfig):
         """The name of the judge, without an address."""
         return self.judge_model or self.judge_client or "the embedded rubric judge"
 
-    def queries(self) -> QueryTable:
-        """Load the data set."""
-        return QueryTable(load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split))
+
+class CompareParser(TrlParser):
+    """TRL's parser, whose defaults are the settings of the run that `run_dir` names. A file of YAML replaces them."""
+
+    given: Mapping[str, Any] = {}
+
+    def set_defaults_with_config(self, **config: Any) -> list[str]:
+        self.given = {**self.given, **config}
+        return super().set_defaults_with_config(**config)
+
+    def parse_args_into_dataclasses(self, args: Iterable[str] | None = None, **others: Any) -> tuple:
+        known, _ = self.parse_known_args(args)
+        if known.run_dir:
+            super().set_defaults_with_config(**{**inherited(known), **self.given})
+        return super().parse_args_into_dataclasses(args, **others)
+
+
+def inherited(known: Namespace) -> dict[str, Any]:
+    """Return the settings of the run that `run_dir` names, as a comparison calls them; none without a checkpoint.
+
+    Raises:
+        [`StoreError`]: if its `run.json` is damaged.
+    """
+    _, manifest = log_and_manifest(Path(known.run_dir))
+    if not (run := dict[str, Any](manifest.get("config", {}))):
+        return {}
+    found = {key: run[key] for key in SAMPLED if key in run}
+    found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
+    mine, theirs = known.judge_model or known.judge_client, run.get("judge_model") or run.get("judge_client")
+    if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part
+        found |= {each.name: run[each.name] for each in fields(JudgeConfig) if each.name in run}
+        found["probabilities"] = str(manifest.get("method")).endswith("_soft")
+    return found

@@ -1,14 +1,14 @@
-"""Duels between stored responses of the first and the last epoch, and a control of the judge's placements. Ours.
+"""Duels: the judge sees two answers to one query, in both orders. Ours.
 
-A duel needs no anchors: the judge sees two responses to one query, in both orders. Responses are drawn from all stored
-rollouts. Rollouts that became anchors take part, because the share would be too high without them.
+A duel needs no anchors. The answers of two epochs are drawn from all stored rollouts. Rollouts that became anchors
+take part, because the share would be too high without them.
 """
 
 import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from statistics import fmean, stdev
 from typing import Any
@@ -16,184 +16,139 @@ from typing import Any
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, insertion_question, pairwise_question
-from rankbuffer_trl.judge.judge import explain
+from rankbuffer_trl.judge import JudgeError, Question, pairwise_question
 from rankbuffer_trl.judge.probabilities import Reading, lead
-from rankbuffer_trl.monitoring.probes import sign
-from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, Comparison, Visit, Z, compare
+from rankbuffer_trl.monitoring.probes import probe, sign
+from rankbuffer_trl.monitoring.progress import Comparison, Z
 from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.history import GroupRow, ResponseRow
 
 
 @dataclass(frozen=True)
-class Insertion:
-    """A first-epoch response to insert again, among the anchors that it was placed among."""
-
-    row: GroupRow
-    anchors: list[ResponseRow]
-    response: ResponseRow
-
-    @property
-    def recorded(self) -> int:
-        """The recorded insertion position."""
-        return self.row.positions[self.response.id.rpartition("-")[2]]
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What is asked.
+class Duels:
+    """Pairs of answers to compare.
 
     Args:
-        epochs (`tuple[int, int]`):
-            The first and the last epoch of the run.
-        duels (`Mapping[str, tuple]`):
-            Query, response of the first epoch and response of the last epoch, by name.
-        control (`Mapping[str, Insertion]`):
-            What is inserted again, by name.
+        labels (`Sequence[str]`):
+            The names of both policies, or epochs.
+        pairs (`Mapping[str, tuple[str, str, str]]`):
+            Query, answer of the first policy and answer of the second one, by name.
+        more (`Sequence[Mapping[str, float]]`, *optional*):
+            What the sampling has measured of the answers of both.
     """
 
-    epochs: tuple[int, int]
-    duels: Mapping[str, tuple[str, ResponseRow, ResponseRow]]
-    control: Mapping[str, Insertion]
+    labels: Sequence[str]
+    pairs: Mapping[str, tuple[str, str, str]]
+    more: Sequence[Mapping[str, float]] = field(default=({}, {}))
 
 
-def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
-    """Draw duels and insertions. A query has one duel, or more if there are more duels than queries.
+def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
+    """Return the means of what needs no judge, by label."""
+    found = {}
+    for place, (label, more) in enumerate(zip(duels.labels, duels.more, strict=True), start=1):
+        answers = [pair[place] for pair in duels.pairs.values()]
+        means = {name: fmean(probe(answer)[name] for answer in answers) for name in ("words", "repeated")}
+        words, repeated, answered = means["words"], means["repeated"], fmean(map(bool, answers))
+        found[label] = {**more, "words": words, "repeated_4_grams": repeated, "answered": answered}
+    return found
 
-    The last epoch is the newest one with at least half as many queries as the first one.
+
+def spread(ids: Sequence[str], duels: int, random_: random.Random) -> dict[str, int]:
+    """Return how many duels each query has: one, or more if there are more duels than queries."""
+    each, more = divmod(duels, len(ids))
+    extra = {*random_.sample(ids, more)}
+    return {id: each + (id in extra) for id in ids if each or id in extra}
+
+
+def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int | None) -> tuple[list[int], Duels]:
+    """Draw duels between stored answers of two epochs.
 
     Args:
         store (`BufferStore`):
             The store of the run.
         duels (`int`):
             Number of duels. There are fewer if the queries do not have as many different pairs.
-        control (`int`):
-            Number of insertions: two or more responses of each of the first queries drawn. There are none if the run's
-            first visits were not placed by insertions among anchors that the judge saw.
-        seed (`int`):
+        epochs (`Sequence[int]`, *optional*):
+            The two epochs. Default: the first one, and the newest one with at least half as many queries.
+        seed (`int`, *optional*):
             The seed of the draw.
 
     Raises:
-        [`SettingsError`]: if the run has a single epoch, or no query has answers in both epochs.
+        [`SettingsError`]: if the run has no such epochs, or no query has answers in both.
     """
-    by_epoch: dict[int, dict[str, GroupRow]] = defaultdict(dict)
+    steps: dict[int, dict[str, int]] = defaultdict(dict)
     for row in history.groups(store):
-        by_epoch[row.epoch][row.query_id] = row
-    first = min(by_epoch)
-    last = max(epoch for epoch in by_epoch if 2 * len(by_epoch[epoch]) >= len(by_epoch[first]))
-    if first == last:
+        steps[row.epoch][row.query_id] = row.step
+    first = min(steps)
+    chosen = epochs or [first, max(epoch for epoch in steps if 2 * len(steps[epoch]) >= len(steps[first]))]
+    if chosen[0] == chosen[1]:
         raise SettingsError(f"the run has only epoch {first} so far: duels need a first and a last epoch")
-    rows = [by_epoch[first], by_epoch[last]]
-    shared = [id for id in rows[0] if id in rows[1]]
-    random_ = random.Random(seed)
-    ids = random_.sample(shared, len(shared))
-    answers: dict[str, list[list[ResponseRow]]] = {}
-    initial: dict[str, list[ResponseRow]] = {}
-    for id in ids:
-        stored = history.responses(store, id)
-        of_epochs = [[r for r in stored if r.step == by[id].step and not r.initial] for by in rows]
+    if unknown := [epoch for epoch in chosen if epoch not in steps]:
+        raise SettingsError(f"epochs: the run has no epoch {unknown[0]}; it has {', '.join(map(str, sorted(steps)))}")
+    answers: dict[str, list[list[history.ResponseRow]]] = {}
+    for id in (id for id in steps[chosen[0]] if id in steps[chosen[1]]):
+        stored = [row for row in history.responses(store, id) if not row.initial]
+        of_epochs = [[row for row in stored if row.step == steps[epoch][id]] for epoch in chosen]
         if all(of_epochs):
             answers[id] = of_epochs
-            initial[id] = sorted((r for r in stored if r.initial), key=lambda r: history.initial_number(r.id))
     if not answers:
-        raise SettingsError(f"no query has answers in both epochs, {first} and {last}, so there is nothing to compare")
-    chosen = {}
-    for place, (id, of_epochs) in enumerate(answers.items()):
-        count = duels // len(answers) + (place < duels % len(answers))
-        pairs = list(product(*of_epochs))
-        for one, other in random_.sample(pairs, min(count, len(pairs))):
-            chosen[f"{id} {one.id} {other.id}"] = (id, one, other)
-    again: dict[str, Insertion] = {}
-    placed_by_insertion = history.has_calls(store, "insert")  # by a judge that saw the anchors' texts
-    each = max(2, math.ceil(control / len(answers)))
-    for id, (before, _) in answers.items() if placed_by_insertion else ():
-        row = rows[0][id]
-        placed = [r for r in before if r.id.rpartition("-")[2] in row.positions]
-        if len(initial[id]) == row.k:
-            for response in random_.sample(placed, min(each, len(placed), control - len(again))):
-                again[f"{id} {response.id}"] = Insertion(row, initial[id], response)
-    return Draw((first, last), chosen, again)
-
-
-def duel_questions(
-    duels: Mapping[str, tuple[str, ResponseRow, ResponseRow]],
-    queries: QueryTable | Mapping[str, Query],
-    probabilities: bool = False,
-) -> dict[str, Question]:
-    """Return two questions per duel by name. `forth` shows the second response as B, and `back` shows it as A."""
-    asked = {}
-    for name, (id, one, other) in duels.items():
-        for order, a, b in (("forth", one, other), ("back", other, one)):
-            question = pairwise_question(queries[id], a.text, b.text, tie=False)
-            asked[f"{name} {order}"] = replace(question, soft=probabilities)
-    return asked
+        raise SettingsError(f"no query has answers in both epochs, {chosen[0]} and {chosen[1]}: nothing to compare")
+    random_ = random.Random(seed)
+    pairs = {}
+    for id, count in spread(list(answers), duels, random_).items():
+        every = list(product(*answers[id]))
+        for one, other in random_.sample(every, min(count, len(every))):
+            pairs[f"{id} {one.id} {other.id}"] = (id, one.text, other.text)
+    return list(chosen), Duels([f"epoch {epoch}" for epoch in chosen], pairs)
 
 
 def questions_of(
-    drawn: Draw,
-    queries: QueryTable | Mapping[str, Query],
-    probabilities: bool = False,
+    duels: Duels, queries: QueryTable | Mapping[str, Query], soft: bool = False, no_rubrics: bool = False
 ) -> dict[str, Question]:
-    """Return the questions by name: two per duel, and one per insertion, `again`."""
-    asked = duel_questions(drawn.duels, queries, probabilities)
-    for name, each in drawn.control.items():
-        anchors = [anchor.text for anchor in each.anchors]
-        asked[f"{name} again"] = insertion_question(queries[each.row.query_id], anchors, each.response.text)
+    """Return two questions per duel by name. `forth` shows the second answer as B, and `back` shows it as A."""
+    asked = {}
+    for name, (id, one, other) in duels.pairs.items():
+        for order, pair in {"forth": (one, other), "back": (other, one)}.items():
+            question = replace(pairwise_question(queries[id], *pair, tie=False), soft=soft)
+            if no_rubrics:
+                text = question.template.replace("\n\nRUBRICS\n{WEIGHTED_RUBRICS}", "")
+                question = replace(question, template=text.replace("query and weighted rubrics", "query"))
+            asked[f"{name} {order}"] = question
     return asked
 
 
-def read_answers(drawn: Draw, verdicts: Mapping[str, Any]) -> tuple[int, Comparison, Comparison]:
-    """Return who won the duels, and whether repeated insertions agree with the recorded ones.
+def score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how often the second policy wins. A duel needs both of its verdicts, and each query counts the same.
 
-    A duel that the last epoch wins in both orders counts 1, one that it wins in one order counts 1/2. Duels and
-    insertions without a verdict are left out.
+    A duel that it wins in both orders counts 1, one that it wins in one order counts 1/2.
 
     Returns:
-        `tuple[int, Comparison, Comparison]`: the number of duels, the share that the last epoch won, and how often a
-        repeated placement is above a recorded one, which should be 50 %.
+        `dict[str, Any]`: the number of duels; the share that was `won`, a [`Comparison`] by log odds if there are
+        probabilities, else by the verdicts; both in `wins`; and how often the answer wins that is shown first.
 
     Raises:
-        [`JudgeError`]: if no duel has a verdict.
+        [`JudgeError`]: if no duel has both verdicts.
     """
-    points: dict[str, list[float]] = {}
-    for name, (id, _, _) in drawn.duels.items():
-        if (won := points_of(name, verdicts)) is not None:
-            points.setdefault(id, []).append(won)
-    if not points:
+    words = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
+    shares: dict[str, dict[str, list[float]]] = {"verdicts": defaultdict(list), "log odds": defaultdict(list)}
+    leads: dict[str, list[float]] = defaultdict(list)
+    for name, (id, *_) in pairs.items():
+        forth, back = (verdicts.get(f"{name} {order}") for order in ("forth", "back"))
+        if forth is None or back is None:
+            continue
+        shares["verdicts"][id].append(((words[f"{name} forth"] == "B") + (words[f"{name} back"] == "A")) / 2)
+        if isinstance(forth, Reading):
+            leads[id].append(lead(forth, back) / 2)
+            shares["log odds"][id].append((1 + sign(leads[id][-1])) / 2)
+    if not shares["verdicts"]:
         raise JudgeError("no duel has a verdict in both orders: run the same command again to ask the open ones")
-    by_query: dict[str, list[tuple[Insertion, int]]] = {}
-    for name, each in drawn.control.items():
-        if (position := verdicts.get(f"{name} again")) is not None:
-            by_query.setdefault(each.row.query_id, []).append((each, position))
-    pairs = [
-        (visit_of(placed, [each.recorded for each, _ in placed]), visit_of(placed, [again for _, again in placed]))
-        for placed in by_query.values()
-    ]
-    shares, control = [fmean(of_query) for of_query in points.values()], compare(pairs)
-    if pairs and control.probability is None:
-        few = f"of {len(pairs)} queries, fewer than {LEAST_QUERIES} have responses on both sides of an anchor"
-        control = replace(control, reason=f"{few}: a higher --control inserts more")
-    return sum(map(len, points.values())), share_of(shares), control
-
-
-def points_of(name: str, verdicts: Mapping[str, Any]) -> float | None:
-    """Return the share of the orders in which a duel's second response won, `None` without both verdicts.
-
-    Verdicts with probabilities give 1 if the log odds of both orders together favour it, 1/2 if they favour neither.
-    """
-    forth, back = verdicts.get(f"{name} forth"), verdicts.get(f"{name} back")
-    if forth is None or back is None:
-        return None
-    if isinstance(forth, Reading):
-        return (1 + sign(lead(forth, back))) / 2
-    return ((forth == "B") + (back == "A")) / 2
-
-
-def visit_of(placed: list[tuple[Insertion, int]], positions: list[int]) -> Visit:
-    """Return placements of responses to one query among the anchors of its first visit."""
-    row, anchors = placed[0][0].row, placed[0][0].anchors
-    above = {anchor.id: sum(position > k for position in positions) for k, anchor in enumerate(anchors)}
-    return Visit(row.query_id, row.step, row.epoch, above, len(positions))
+    wins = {how: share_of([fmean(each) for each in of.values()]) for how, of in shares.items() if of}
+    return {
+        "duels": sum(map(len, shares["verdicts"].values())),
+        "won": list(wins.values())[-1],
+        "wins": wins,
+        "mean_log_odds": fmean(map(fmean, leads.values())) if leads else None,
+        "first_shown_wins": fmean(word == "A" for word in words.values()),
+    }
 
 
 def share_of(values: list[float]) -> Comparison:
@@ -208,17 +163,3 @@ def share_of(values: list[float]) -> Comparison:
     middle = (p + Z**2 / (2 * size)) / (1 + Z**2 / size)
     half = Z / (1 + Z**2 / size) * math.sqrt(p * (1 - p) / size + (Z / (2 * size)) ** 2)
     return Comparison(n, p, max(middle - half, 0.0), min(middle + half, 1.0))
-
-
-def check_failures(judge: Judge, failed: Sequence[Call], of: int, most: float) -> None:
-    """Refuse a result of which too many judgments failed.
-
-    Raises:
-        [`JudgeError`]: if the share of failed judgments is above `most`.
-    """
-    if failed and len(failed) > most * of:
-        raise JudgeError(
-            f"the judge ({judge.client.name}) failed {len(failed)} of {of} judgments, more than"
-            f" judge_max_failures={most:g} allows. {explain(failed[-1])} The answers so far are kept: run the same"
-            " command again to ask the others"
-        )

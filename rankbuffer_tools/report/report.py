@@ -246,7 +246,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
-    `rankbuffer-rejudge` has asked for duels.
+    `rankbuffer-compare` has asked for duels.
     """
     totals, rewards = history.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)

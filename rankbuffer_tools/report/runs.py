@@ -64,7 +64,7 @@ class Run:
         manifest (`dict`, *optional*):
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
         duel (`Duels`, *optional*):
-            The result of `rankbuffer-rejudge` for this run.
+            The result of `rankbuffer-compare` for this run.
     """
 
     name: str

@@ -229,13 +229,13 @@ def unchecked(name: str | None, revision: str | None, rows: Iterable[Mapping[str
     return []
 
 
-def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
-    """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
+def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -> list[str]:
+    """Say where the policy is, how to see the report, and how to evaluate, to compare or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
-    typed, data, before = (shlex.quote(str(word)) for word in (folder, dataset_name, policy))
+    typed = shlex.quote(str(folder))
     label = re.sub(r"[^\w.+-]", "-", name := Path(folder).name)  # the evaluation takes no other characters
     model = typed if label == name else f"{label}={typed}"
-    report_line = f"report: rankbuffer-report {typed} --dataset_name {data}"
+    report_line = f"report: rankbuffer-report {typed} --dataset_name {shlex.quote(str(data.dataset_name))}"
     if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
         return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
@@ -247,10 +247,32 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> li
     return [
         f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
         report_line,
-        f"comparison: python -m recipes.small.compare --config evaluation/small.yaml"
-        f" --models before={before} after={typed}",
         f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {model}",
+        f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
     ]
+
+
+def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> str:
+    """Return the command that compares a policy with the one before, on prompts that were kept apart if there are."""
+    name, config = Path(data.dataset_name), data.dataset_config
+    split = data.dataset_train_split if args.eval_strategy == "no" else data.dataset_test_split
+    apart = Path(f"{name.parent / name.stem}_kept_apart{name.suffix}")  # as recipes/generate_rubrics.py names it
+    if apart.is_file():
+        name, config, split = apart, None, "train"
+    options = {
+        "run_dir": [args.output_dir],
+        "dataset_name": [name],
+        "dataset_config": [config],
+        "dataset_train_split": [None if split == "train" else split],
+        "models": [f"before={policy}", f"after={args.output_dir}"],
+        "judge_url": args.judge_url or [],
+        "judge_model": [args.judge_model],
+    }
+    words = ["rankbuffer-compare"]
+    for option, values in options.items():
+        given = [str(value) for value in values if value is not None]
+        words += [f"--{option}", *given] if given else []
+    return shlex.join(words)
 
 
 def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
@@ -291,7 +313,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
             else:
                 trainer.save_model()
                 trainer.create_model_card()
-        say("end", last_lines(trainer, script_args.dataset_name, model_args.model_name_or_path))
+        say("end", last_lines(trainer, script_args, model_args.model_name_or_path))
     except RankBufferError as error:
         tell_launcher(error, training_args.output_dir, trainer.state.global_step if trainer else 0)
         raise

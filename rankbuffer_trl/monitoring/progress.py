@@ -251,7 +251,7 @@ def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]
 
 @dataclass(frozen=True)
 class Duels:
-    """The duels of a run between the first and the last of its `epochs`, see `rankbuffer-rejudge`."""
+    """The duels of a run between the first and the last of its `epochs`, see `rankbuffer-compare`."""
 
     run: str
     judge: str

@@ -73,7 +73,7 @@ def check_best_metric(named: str | None, alone: bool) -> None:
         raise SettingsError(
             f"metric_for_best_model={named} is the same for every policy but for rounding: leave it and"
             " load_best_model_at_end out, or name a metric of another reward function. Progress is measured by"
-            " progress/beats_last_visit and by `rankbuffer-rejudge`"
+            " progress/beats_last_visit and by `rankbuffer-compare`"
         )
 
 

@@ -1,0 +1,50 @@
+"""The answers of two policies to the same prompts, sampled alike. Their n-th answers meet."""
+
+import random
+from collections.abc import Mapping
+from statistics import fmean
+
+from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.rewards.format import read_answer
+
+from ..batch.engines import base_of, engine
+from ..batch.output import beside
+from ..batch.sampling import Prompt
+from ..batch.server_check import CHARACTERS_PER_TOKEN
+from .config import CompareConfig
+from .duel import Duels, spread
+
+
+def prompts_of(config: CompareConfig, queries: QueryTable) -> dict[str, str]:
+    """Return the id of the query of each duel, by the duel's name."""
+    counts = spread(queries.ids, config.duels, random.Random(config.seed))
+    return {f"{id} {n}": id for id, count in counts.items() for n in range(count)}
+
+
+def longest(config: CompareConfig, asked: Mapping[str, str]) -> Duels:
+    """Return the duels with answers as long as they may be, for a price before they are sampled."""
+    text = "x" * (config.max_new_tokens * CHARACTERS_PER_TOKEN)
+    return Duels([*config.labelled_models()], {name: (id, text, text) for name, id in asked.items()})
+
+
+def sample(config: CompareConfig, queries: QueryTable, asked: Mapping[str, str]) -> Duels:
+    """Let both policies answer, and read the answers as the format check finds them.
+
+    Answers that were sampled before are kept beside the result.
+
+    Raises:
+        [`EngineError`]: if a policy cannot be loaded or served.
+    """
+    models = config.labelled_models()
+    adapters = {model: base_of(model) for model in models.values()}  # which finds a typo before the first one samples
+    prompts = [Prompt(name, queries[id].prompt) for name, id in asked.items()]
+    texts, measures = [], []
+    for label, model in models.items():
+        log = beside(config.result, f"{label}.vllm.log")
+        with engine(config, label, model, adapters[model], log) as responder:
+            found = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
+        tokens = [found.asked[name].usage.completion for name in asked]
+        ended = fmean(count < config.max_new_tokens for count in tokens)
+        measures.append({"tokens": fmean(tokens), "ended": ended})
+        texts.append({name: read_answer(found.values[name], config.format_check or "none").text for name in asked})
+    return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in asked.items()}, measures)
