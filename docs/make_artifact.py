@@ -99,7 +99,7 @@ CLAIMS = (
         "one group of RankBuffer is ranked by the embedded judge", "python examples/one_group.py", 0.1, r"R2 < R5 < R1"
     ),
     Claim(
-        "under a judge that reads, a real policy comes from 40.5 of 100 to this quality by GRPO, and by RankBuffer",
+        "under a reliable judge, a real policy comes from 40.5 of 100 to this quality by GRPO, and by RankBuffer",
         SECOND,
         0.1,
         r"│ grpo +│ 4 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 4 +│ [\d ]+│ ([\d.]+)",

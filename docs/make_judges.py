@@ -12,7 +12,8 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("judges.md")
 CARDS = Path(__file__).with_name("judges")
 BEGIN, END = "<!-- python docs/make_judges.py writes this table -->\n", "<!-- end -->\n"
-NAMES = "judge queries malformed lists flips put_back ties by_words by_probabilities opinion place train_with".split()
+NAMES = "judge queries malformed lists flips put_back ties".split()
+NAMES += "greedy_verdicts by_probabilities preference position_bias train_with".split()
 HEAD = f"| {' | '.join(name.replace('_', ' ') for name in NAMES)} |\n|---|{'---:|' * 10}---|\n"
 COLUMNS = ("lists_tau", "pairs_flip", "put_back", "ratings_tied", "soft_words", "soft_pairs_ratings", "soft_opinion")
 

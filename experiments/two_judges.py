@@ -1,4 +1,4 @@
-"""Draw the figure of the front page: a real policy under a judge that reads, and under one that does not.
+"""Draw the figure of the front page: a real policy under a reliable judge, and under one that is not.
 
     python -m experiments.two_judges    # writes experiments/two_judges.png from the kept records
 
@@ -33,7 +33,7 @@ def main(path: Path = PICTURE) -> None:
     measure = second.Measure()
     start = measure.quality(second.read(second.START)["trained"])
     second.draw_epochs(left, second.outcomes(second.RECORDS, measure), "sharp", start)
-    left.set_title("a judge that reads: true quality", fontsize=10, loc="left")
+    left.set_title("a reliable judge: true quality", fontsize=10, loc="left")
     rows = json.loads(gzip.decompress(first.KEPT.read_bytes()))
     first.draw_duels(right, {told: rows[name] for name, told in NAMES.items()}, [("kept_apart", "with_rubrics")])
     right.set_title("a judge whose words carry nothing: who wins the duels?", fontsize=10, loc="left")

@@ -220,7 +220,7 @@ def test_audit_tells_a_blind_judge_and_names_no_recipe(world, tmp_path, monkeypa
         JudgeErrors(noise=0, labels=1000),
     ):
         blind = attempt(world, tmp_path / str(errors), Simulated(nothing, errors), monkeypatch, queries=12)
-        assert "cannot be told from guessing" in verdict(blind), errors
+        assert "no better than chance: do not" in verdict(blind), errors
         assert blind.train_with is None, errors
 
 

@@ -1,4 +1,4 @@
-"""Train a real policy of 135M parameters under a judge that reads, one run per row, seed and judge.
+"""Train a real policy of 135M parameters under a simulated judge, one run per row, seed and judge.
 
     python -m experiments.second_light.run --policy FOLDER                # the next missing runs, one after the other
     python -m experiments.second_light.run --policy FOLDER --limit 1      # only the next one

@@ -13,7 +13,7 @@ from scipy.special import ndtri, stdtrit
 from rankbuffer_trl.monitoring.probes import sign, tau_b
 from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
 
-from .results import MIN_QUERIES, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
+from .results import MIN_QUERIES, PLACE_SPREAD, PREFERENCE, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
@@ -103,7 +103,7 @@ def pairs_with_lists(answers: QueryVerdicts) -> float | None:
     return pairs_with(answers.places, answers)
 
 
-def opinions(odds: Mapping[Pair, float]) -> dict[Pair, tuple[float, float]]:
+def preferences(odds: Mapping[Pair, float]) -> dict[Pair, tuple[float, float]]:
     """Return by how much the first one of each pair leads in log odds, and what being shown first adds to that.
 
     The lead is half the difference of the log odds in both orders, and the place is half their sum.
@@ -116,13 +116,13 @@ def leads_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
     """Return the share of pairs whose lead in log odds the scores of all samples agree with; see [`pairs_with`]."""
     if not scores:
         return None
-    leads = opinions(answers.odds)
+    leads = preferences(answers.odds)
     return mean([(1 + sign(lead) * sign(scores[a] - scores[b])) / 2 for (a, b), (lead, _) in leads.items()])
 
 
 def leads_after_exchange(answers: QueryVerdicts) -> float | None:
     """Return the share of pairs with the same leader, in log odds, after the labels A and B are exchanged."""
-    straight, crossed = opinions(answers.odds), opinions(answers.crossed_odds)
+    straight, crossed = preferences(answers.odds), preferences(answers.crossed_odds)
     return mean([(1 + sign(straight[pair][0]) * sign(crossed[pair][0])) / 2 for pair in crossed if pair in straight])
 
 
@@ -171,7 +171,7 @@ def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
         (one.looks.means[i] - one.looks.means[j], lead)
         for one in answers
         if one.looks.means
-        for (i, j), (lead, _) in opinions(one.odds).items()
+        for (i, j), (lead, _) in preferences(one.odds).items()
     ]
     gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
     if not gaps or not leads:
@@ -228,7 +228,7 @@ MEASURES = (
     ),
     Measure(
         "lists_bias",
-        "place",
+        "position bias",
         "ranks gained per place shown later; 0 is none",
         lambda a: mean([slope(*lists) for lists in a.reversed_lists]),
         better=0,
@@ -244,7 +244,7 @@ MEASURES = (
     ),
     Measure(
         "pairs_first",
-        "place",
+        "position bias",
         "share won by the sample shown first; 0.50 is no bias",
         lambda a: mean([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.looks.pairs))]),
         lambda n: 0.5,
@@ -285,7 +285,7 @@ MEASURES = (
     Measure(
         "ratings_lists",
         "ratings and lists",
-        "tau-b of the ratings with the places in the lists",
+        "tau-b of the ratings with the ranks in the lists",
         ratings_with_lists,
         main=True,
     ),
@@ -322,7 +322,7 @@ MEASURES = (
     ),
     Measure(
         "soft_words",
-        "by the words",
+        "greedy verdicts",
         "share of verdicts on pairs that the ratings agree with",
         lambda a: pairs_with(a.looks.ratings, a) if a.looks.means else None,
         lambda n: 0.5,
@@ -344,35 +344,35 @@ MEASURES = (
     Measure(
         "soft_ratings_lists",
         "ratings and lists",
-        "tau-b of the mean ratings with the places in the lists",
+        "tau-b of the mean ratings with the ranks in the lists",
         means_with_lists,
     ),
     Measure(
         SOFT_GAIN,
         "gain",
-        "that tau-b, minus the one of the same answers' words",
+        "that tau-b, minus that of the greedy verdicts",
         gain_of_means,
     ),
     Measure(
-        OPINION,
-        "opinion",
+        PREFERENCE,
+        "preference",
         "log odds by which the better one of a pair leads, median",
-        lambda a: median(sizes) if (sizes := [abs(lead) for lead, _ in opinions(a.odds).values()]) else None,
+        lambda a: median(sizes) if (sizes := [abs(lead) for lead, _ in preferences(a.odds).values()]) else None,
         None,
         better=0,
     ),
     Measure(
         "soft_place",
-        "place",
+        "position bias",
         "log odds that being shown first adds; 0 is no bias",
-        lambda a: mean([place for _, place in opinions(a.odds).values()]),
+        lambda a: mean([place for _, place in preferences(a.odds).values()]),
         better=0,
     ),
     Measure(
         PLACE_SPREAD,
         "its deviation",
         "how much that differs between the pairs of a query",
-        lambda a: stdev(places) if len(places := [place for _, place in opinions(a.odds).values()]) > 1 else None,
+        lambda a: stdev(places) if len(places := [place for _, place in preferences(a.odds).values()]) > 1 else None,
         None,
         better=0,
     ),

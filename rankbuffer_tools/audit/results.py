@@ -11,8 +11,8 @@ REFERENCES = (
     " audit says nothing about rollouts: sample the policy."
 )
 SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
-"""The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
-OPINION, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
+"""The measures that say whether a judge's probabilities tell responses apart, and better than greedy verdicts do."""
+PREFERENCE, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
 """The measures that say whether soft pairs need both orders of presentation."""
 MIN_QUERIES = 6
 """Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
@@ -210,14 +210,14 @@ def verdict(audit: Audit) -> str:
     blind = len(unclear) == len(counted)
     said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
     if blind and soft and soft.clear:
-        said = f"{said} This judge's words cannot be told from guessing: do not train with them."
-        said = f"{said} Its probabilities can."
+        said = f"{said} This judge's greedy verdicts are no better than chance: do not train with them."
+        said = f"{said} Its token probabilities are."
     elif blind:
-        said = f"{said} This judge cannot be told from guessing: do not train with it."
+        said = f"{said} This judge is no better than chance: do not train with it."
     elif unclear:
         said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
-        said = f"{said} This judge reads the responses and tells them apart."
+        said = f"{said} This judge is reliable: it tells the responses apart."
     if soft:
         said = f"{said} {note_on_probabilities(audit.measured, blind)}"
     if audit.references:
@@ -228,17 +228,17 @@ def verdict(audit: Audit) -> str:
 
 
 def note_on_probabilities(measured: Mapping[str, Result], blind: bool) -> str:
-    """Say how well probabilities and words agree with themselves and, unless words are `blind`, with the lists."""
-    soft, words = measured[SOFT], measured["soft_words"]  # of the same answers
-    shares = f"{soft.value:.0%} of pairs, and by its words on {words.value:.0%}"
-    said = f"By its probabilities, pairs and ratings agree on {shares}."
+    """Say how well both kinds of verdicts agree with themselves and, unless greedy ones are `blind`, with lists."""
+    soft, greedy = measured[SOFT], measured["soft_words"]  # of the same answers
+    shares = f"{soft.value:.0%} of pairs, and by greedy verdicts on {greedy.value:.0%}"
+    said = f"By token probabilities, pairs and ratings agree on {shares}."
     if not soft.clear:
-        return f"{said} These probabilities cannot be told from guessing."
+        return f"{said} These probabilities are no better than chance."
     if (gain := measured.get(SOFT_GAIN)) and not blind:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
-        said += f" At the same price, ratings by probabilities agree {better}."
-    if (opinion := measured.get(OPINION)) and (spread := measured.get(PLACE_SPREAD)):
+        said += f" At the same price, ratings by token probabilities agree {better}."
+    if (preference := measured.get(PREFERENCE)) and (spread := measured.get(PLACE_SPREAD)):
         # With the mean place taken out, its deviation is the error of one order.
-        steady = (spread.value or 0.0) < (opinion.value or 0.0)
+        steady = (spread.value or 0.0) < (preference.value or 0.0)
         said += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
     return said

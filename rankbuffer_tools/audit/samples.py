@@ -93,7 +93,7 @@ class QueryVerdicts:
             `crossed` with probabilities.
         padded, cut (`float`, *optional*):
             How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5 or
-            1. It is by the mean log odds of both orders if there are probabilities, else by the words.
+            1. It is by the mean log odds of both orders if there are probabilities, else by the greedy verdicts.
     """
 
     looks: QueryRankings
@@ -298,7 +298,7 @@ async def gives_probabilities(
     if answers.failures:
         await try_out(make_judge(), name, questions(group, seed)[key], log)
     why = answers.failures.get(name, "its answers come without them")
-    logger.warning("The judge gives no probabilities (%s). The audit reads its words alone.", why)
+    logger.warning("The judge gives no probabilities (%s). The audit reads its greedy verdicts alone.", why)
     return False
 
 
