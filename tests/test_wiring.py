@@ -469,7 +469,7 @@ def preflight(at) -> dict:
         "hub_private_repo": To(False, "public: everybody can read it"),
         "preflight_only": To(True, "[preflight] sample: "),
         "recipe_queries_per_step": To(5, "the recipe is for 5: "),
-        "num_processes": To(2, "processes: 2, as given"),
+        "num_processes": To(2, "processes: 2, planned for"),
     }  # fmt: skip
 
 
