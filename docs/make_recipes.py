@@ -1,4 +1,4 @@
-"""Write the table of results into `recipes/README.md`, from what the experiments stored.
+"""Write the table of results into `recipes/README.md`, and draw the picture of the front page, from what is stored.
 
     python docs/make_recipes.py
 
@@ -13,6 +13,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "recipes" / "README.md"
+PICTURE = ROOT / "docs" / "images" / "cost_and_agreement.png"
+LABELLED = {  # recipes in the picture: label, colour, and where the label stands from its point
+    **{
+        "grpo": ("a score an answer (GRPO)", "#6b6b6b", (8, -3)),
+        "gdpo": ("a score a rubric (GDPO)", "#6b6b6b", (-146, -4)),
+    },
+    **{"rrc_scr": ("all pairs (RRC-SCR)", "#6b6b6b", (8, -3)), "arenarl": ("ArenaRL", "#6b6b6b", (8, -3))},
+    **{"tournament_grpo": ("Tournament-GRPO", "#6b6b6b", (8, -3)), "rrc_agr": ("RRC-AGR", "#6b6b6b", (-44, 8))},
+    **{
+        "coarse_only": ("its insertions alone", "#d95f0e", (-44, 8)),
+        "rankbuffer": ("RankBuffer", "#d95f0e", (-26, 8)),
+    },
+    **{"rankbuffer_bootstrap": ("its bootstrap", "#d95f0e", (-72, -3))},
+    **{"listwise_one": ("one list", "#08589e", (-16, 8)), "listwise_two": ("two lists", "#08589e", (-18, 8))},
+    **{"listwise": ("two lists, and two more\nwhere they disagree", "#08589e", (-60, 8))},
+}
 REPLAY, TOY_POLICY = (ROOT / "experiments" / name / "README.md" for name in ("judge_cost", "toy_policy"))
 WEAK_JUDGE = ROOT / "experiments" / "weak_judge" / "weak_judge.json.gz"
 RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"
@@ -118,6 +134,26 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(path: Path = PICTURE) -> None:
+    """Draw agreement with the true order by judge tokens: RankBuffer, lists of the group, and the rest."""
+    from matplotlib.figure import Figure
+
+    cost, tau = costs(), agreements()
+    picture = Figure(figsize=(8.4, 3.6), layout="constrained")
+    axes = picture.subplots()
+    for name, (label, colour, offset) in LABELLED.items():
+        place = cost[IN_REPLAY[name]][1], float(tau[IN_REPLAY[name]])
+        axes.plot(*place, "o", color=colour, markersize=7)
+        axes.annotate(label, place, offset, textcoords="offset points", color=colour, fontsize=9)
+    axes.set(xscale="log", xlim=(2.8, 110), ylim=(0.2, 0.98), xlabel="thousand judge tokens for a group of 8 answers")
+    axes.set_ylabel("agreement with the true order (tau)")
+    axes.set_xticks([3, 5, 10, 20, 50, 100], ["3", "5", "10", "20", "50", "100"], minor=False)
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#eeeeee")
+    picture.savefig(path, dpi=130)
+
+
 def runs_for_real() -> dict[str, dict]:
     """Return the runs of a real policy under a real judge, by row."""
     with gzip.open(WEAK_JUDGE) as file:
@@ -132,3 +168,4 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    draw()

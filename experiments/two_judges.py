@@ -1,4 +1,4 @@
-"""Draw the figure of the front page: a real policy under a reliable judge, and under one that is not.
+"""Draw the figure of `docs/results.md`: a real policy under a reliable judge, and under one that is not.
 
     python -m experiments.two_judges    # writes experiments/two_judges.png from the kept records
 

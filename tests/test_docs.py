@@ -210,8 +210,8 @@ def test_each_line_of_code_that_method_and_beyond_quote_is_in_its_file():
     assert len(quoted) > 50 and [line for line, found in quoted.items() if not found] == []
 
 
-def test_the_readme_shows_what_one_group_prints(capsys):
-    shown = re.search(r"python examples/one_group.py.*?```\n(.*?)```", text_of("README.md"), re.DOTALL)
+def test_the_index_shows_what_one_group_prints(capsys):
+    shown = re.search(r"python examples/one_group.py.*?```\n(.*?)```", text_of("docs/index.md"), re.DOTALL)
     runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
     assert shown[1] in capsys.readouterr().out
 
