@@ -287,5 +287,5 @@ def check_group(
         rewards = [(quality(each.text), played.rewards[each.id] or 0.0) for each in group.answered]
         for q, reward in rewards if ordered else ():
             lower = [other for p, other in rewards if p > q and other < reward]
-            assert not lower, f"a better rollout has a lower reward: {rewards}"
+            assert not lower, f"a better rollout has a lower reward (pass ordered=False if luck decides): {rewards}"
         buffer = played.score.after

@@ -61,10 +61,11 @@ from experiments.toy_policy.report import (
     whole_seeds,
 )
 from experiments.toy_policy.second import SECOND, Alone, Twice
+from rankbuffer_tools.batch.recipes import find_recipe
 from rankbuffer_tools.report.tables import quality_table
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.monitoring import progress
@@ -283,8 +284,9 @@ def recipe_arguments(run: Run):
         **(READ if settings.second == "repair" else {}),
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))] + [*settings.set]
-    folder = "beyond" if run.method in BEYOND else "paper"
-    command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
+    known, folder = (*ALL, *BEYOND), "beyond" if run.method in BEYOND else "paper"
+    recipe = RECIPES / folder / f"{run.method}.yaml" if run.method in known else find_recipe(run.method)
+    command = ["--config", str(recipe), *words]
     _, args, _ = RecipeParser().parse_args_and_config(command)
     return args
 
@@ -485,7 +487,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     known = (*ALL, *BEYOND)
     rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
+    several = f"some of {', '.join(known)}, and paths of recipes of your own"
+    rows.add_argument("--methods", nargs="+", metavar="METHOD", help=several)
     rows.add_argument("--full", action="store_true", help="all methods of the paper")
     rows.add_argument("--claims", action="store_true", help=f"rows of the paper's claims: {', '.join(CLAIMED)}")
     rows.add_argument("--beyond", action="store_true", help=f"all methods of ours, beside {', '.join(BESIDE)}")
@@ -521,6 +524,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     named = {arguments.full: ALL, arguments.claims: CLAIMED, arguments.beyond: (*BESIDE, *OURS)}
     arguments.methods = tuple(arguments.methods or named.get(True, SHORT))
     arguments.policy = arguments.policy or arguments.output_dir / "policy"
+    for name in {*arguments.methods} - {*known}:
+        try:
+            find_recipe(name)
+        except SettingsError as error:
+            parser.error(str(error))
     return arguments
 
 
@@ -587,7 +595,7 @@ def main() -> None:
             settings,
             mean,
             deviation,
-            str(arguments.output_dir / "runs" / f"{method}-{seed}"),
+            str(arguments.output_dir / "runs" / f"{Path(method).stem}-{seed}"),
             arguments.keep_runs,
             trait,
         )

@@ -216,6 +216,16 @@ def test_parse_claims_has_a_row_for_each_comparison():
     assert sum(len(outcome.comparisons) for outcome in outcomes) == 12, "16 less DAPO, Dr. GRPO, GPG and look-ahead"
 
 
+def test_parse_takes_recipes_of_ones_own_and_refuses_what_is_none(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\nmethod: pointwise\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = toy.parse(["--methods", "grpo", "mine.yaml"])
+    assert arguments.methods == ("grpo", "mine.yaml")
+    with pytest.raises(SystemExit):
+        toy.parse(["--methods", "mine.yml"])
+    assert "there is no recipe 'mine.yml'" in capsys.readouterr().err
+
+
 def query_of(row: dict, responses: list[str]) -> Query:
     rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
     return Query(row["query_id"], row["prompt"], rubrics, tuple(responses))
