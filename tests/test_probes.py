@@ -1,6 +1,7 @@
 """The plain measures of answers: each against a slow reader, any text, and what they say of a group's rewards."""
 
 import re
+import threading
 
 import pytest
 from conftest import group, numbers
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.monitoring.probes import probe, probe_metrics, repeated_share, summary
+from rankbuffer_trl.monitoring.probes import probe, probe_groups, probe_metrics, repeated_share, summary
 from rankbuffer_trl.rewards.method import GroupScore
 
 RUBRICS = (Rubric("Says what is needed: a pan, boiling water.", 5), Rubric("Names brands.", -2))
@@ -65,5 +66,19 @@ def test_probe_metrics_are_of_the_answered_rollouts_of_a_step():
     groups = [group(numbers(), line, 0) for line in ("- 7 8", "1 2 3")]
     scores = [GroupScore((-1.0, None, 1.0)), GroupScore((-1.0, 0.0, 1.0))]
     expected = {"probe/words": 1.0, "probe/markup": 0.0, "probe/repeated": 0.0, "probe/rubric_words": 0.0}
-    assert probe_metrics(groups, scores) == expected
+    assert probe_metrics(probe_groups(groups), scores) == expected
     assert probe_metrics([], []) == {}
+
+
+def test_probes_are_made_while_the_judge_is_waited_for(training, monkeypatch):
+    """A fault of theirs loses the probes alone. They know no reward yet."""
+    seen = []
+
+    def probing(groups):
+        seen.append((threading.current_thread() is threading.main_thread(), len(groups)))
+        raise RuntimeError("odd text")
+
+    monkeypatch.setattr("rankbuffer_trl.training.reward_function.probe_groups", probing)
+    trainer = training(max_steps=1)
+    trainer.train()
+    assert seen == [(False, 3)] and "rewards/rank_reward/mean" in trainer.state.log_history[0]

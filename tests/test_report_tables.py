@@ -152,7 +152,8 @@ def test_probe_table_is_what_the_log_had_by_step(run, store, monkeypatch):
     table = tables.probe_table(store, rubrics.__getitem__)
     assert len(table) == len(run.steps) and list(table[0]) == ["step", "words", "words_with_reward", "markup"]
     for row, (step, visits) in zip(table, run.steps.items(), strict=True):
-        logged = probes.probe_metrics(*zip(*visits, strict=True))
+        groups, scores = zip(*visits, strict=True)
+        logged = probes.probe_metrics(probes.probe_groups(groups), scores)
         found = {f"probe/{name}": value for name, value in row.items() if name != "step" and value is not None}
         assert row["step"] == step and found == pytest.approx(logged)
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from ..groups import RolloutGroup, Rubric
 from ..rewards.method import GroupScore
-from ..stems import content_stems, stem_all
+from ..stems import content_stems, stems_of
 
 ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)
@@ -31,23 +31,33 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     with a negative weight do not count.
     """
     wanted = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
-    shares = {"rubric_words": len(wanted & {*stem_all(text)}) / len(wanted)} if wanted else {}
-    words, markup = float(len(ANY_WORD.findall(text))), float(MARKUP.search(text) is not None)
-    return {"words": words, "markup": markup, "repeated": repeated_share(text), **shares}
+    shares = {"rubric_words": len(wanted & stems_of(text)) / len(wanted)} if wanted else {}
+    words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
+    return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
 
 
 def repeated_share(text: str) -> float:
     """Return the share of the 4-grams of words of a text that are repeats; 0 for fewer than four words."""
-    words = ANY_WORD.findall(text.lower())
-    grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+    return share_of_repeats(ANY_WORD.findall(text.lower()))
 
 
-def probe_metrics(groups: Sequence[RolloutGroup], scores: Sequence[GroupScore]) -> dict[str, float]:
-    """Return the probes of a step for the trainer's log, by name. See [`summary`]."""
+def share_of_repeats(words: Sequence[str]) -> float:
+    grams = set(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return 1 - len(grams) / (len(words) - 3) if grams else 0.0
+
+
+def probe_groups(groups: Sequence[RolloutGroup]) -> list[dict[int, dict[str, float]]]:
+    """Return the probes of the answered rollouts of each group, by the rollout's id. No reward is needed yet."""
+    return [{rollout.id: probe(rollout.text, group.query.rubrics) for rollout in group.answered} for group in groups]
+
+
+def probe_metrics(
+    probes: Sequence[Mapping[int, Mapping[str, float]]], scores: Sequence[GroupScore]
+) -> dict[str, float]:
+    """Return the probes of a step, see [`probe_groups`], for the trainer's log, by name. See [`summary`]."""
     probed = [
-        [(probe(rollout.text, group.query.rubrics), score.rewards[rollout.id]) for rollout in group.answered]
-        for group, score in zip(groups, scores, strict=True)
+        [(each, score.rewards[id]) for id, each in of_group.items()]
+        for of_group, score in zip(probes, scores, strict=True)
     ]
     return {f"probe/{name}": value for name, value in summary(probed).items()}
 

@@ -6,6 +6,7 @@ main process scores each group once. Then every process gets the rewards of its 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from inspect import iscoroutinefunction, isfunction
 from pathlib import Path
@@ -25,7 +26,7 @@ from ..groups import Messages, Rollout, RolloutGroup
 from ..judge import Judge
 from ..monitoring.metrics import PLACEMENT, placement_columns, step_metrics
 from ..monitoring.non_fatal import non_fatal
-from ..monitoring.probes import probe_metrics
+from ..monitoring.probes import probe_groups, probe_metrics
 from ..monitoring.progress import newest_window
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
@@ -118,14 +119,16 @@ class GroupReward:
                 self._unanswered = None
             # A training that evaluates first has begun, too. A trainer that only evaluates has no `max_steps`.
             self._start(training or bool(trainer_state and trainer_state.max_steps), step)
-            outcome = self.scorer.score(groups, step, update=training)
+            with ThreadPoolExecutor(1) as beside:  # while this thread waits for the judge
+                probes = beside.submit(probe_groups, groups)
+                outcome = self.scorer.score(groups, step, update=training)
             rewards = [reward for score in outcome.scores for reward in score.rewards]
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
             with non_fatal("the metrics of a step"):
                 metrics = step_metrics(groups, *outcome, update=training)
             with non_fatal("the probes of a step"):
-                metrics |= probe_metrics(groups, outcome.scores)
+                metrics |= probe_metrics(probes.result(), outcome.scores)
             with non_fatal("progress/beats_last_visit"):
                 window = newest_window(self.scorer.store) if training else None
                 if window is not None and window.probability is not None:
