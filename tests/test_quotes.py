@@ -20,8 +20,10 @@ NAMES |= {
 }
 WORLDS = "careful", "biased", "blunt"
 LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two passes (ours)": "List, 2 looks"}
-WON = "`pointwise`", "`rankbuffer`, bootstrap", "`ratings_soft`", "`ratings_soft`, another seed"
-WON_SOFT = "`pairs_soft`, one order", "`rankbuffer_soft`, references", "`rankbuffer_soft`, bootstrap"
+WON = (
+    *("`ratings_soft`", "`ratings_soft`, another seed", "`pairs_soft`, one order", "`pointwise`"),
+    *("`rankbuffer`, bootstrap", "`rankbuffer_soft`, references", "`rankbuffer_soft`, bootstrap"),
+)
 
 
 @cache
@@ -63,7 +65,8 @@ def fault(text: str, sentence: str, *sources: float) -> str:
 
 def quotes():
     """Yield each page with a sentence and the sources of its numbers."""
-    for recipe in ("paper/rankbuffer", "beyond/listwise_two", "paper/rrc_scr"):
+    paper, ours = ("rankbuffer", "rankbuffer_bootstrap", "rrc_scr"), ("listwise_two", "listwise_one", "ruler")
+    for recipe in (*(f"paper/{name}" for name in paper), *(f"beyond/{name}" for name in ours)):
         yield (
             "README.md",
             f"`{recipe}` | {{}} | {{}} | {{}} | {{}} |",
@@ -75,10 +78,15 @@ def quotes():
     for name, row in LOOKS.items():
         worlds = [[cell(REPLAY, row, f"{world}, crowd {n}")[0] for world in WORLDS] for n in ("1", "1.4", "2")]
         yield RESULTS, f"| {name} | … |" + " {} to {} |" * 3, *(end(of) for of in worlds for end in (min, max))
-    sentence = "policy wins {} % (scores) or {} % (RankBuffer); by the probabilities behind the words {} and {} %"
-    yield "README.md", sentence, *(cell(WEAK, "log odds, kept apart", row)[0] for row in WON)
-    sentence = "two seeds), {} % (pairs) and {} % (RankBuffer), but {} % if"
-    yield "README.md", sentence, *(cell(WEAK, "log odds, kept apart", row)[0] for row in WON_SOFT)
+    sentence = "[wins {} % of its duels](results/weak_judge.md) with its start, and {} % with another seed; by the"
+    sentence += (
+        " log odds of pairs, each in one order, {} %, for five times the judge tokens. By greedy scores it wins {} %,"
+    )
+    sentence += (
+        " by RankBuffer's {} %. RankBuffer read by its probabilities wins {} % if references give the first anchors"
+    )
+    sentence += " their order, and {} % if a greedy list does."
+    yield RESULTS, sentence, *(cell(WEAK, "log odds, kept apart", row)[0] for row in WON)
     ends = cell(TWO, "last epoch of seeds 0, 1, ...", "sharp", "GRPO")
     yield RESULTS, "GRPO ends at {} to {};", min(ends), max(ends)
     for row, sentence in (
