@@ -85,6 +85,8 @@ def quotes():
         " {} % if a greedy list does."
     )
     yield RESULTS, sentence, *(cell(WEAK, "log odds, kept apart", row)[0] for row in WON)
+    taus = (cell(TOY, "error 0.3, different words", row)[0] for row in ("listwise_two", "rrc_scr", "rankbuffer"))
+    yield RESULTS, "tau is {} for two passes, {} for RRC-SCR and {} for RankBuffer", *taus
     ends = cell(TWO, "last epoch of seeds 0, 1, ...", "sharp", "GRPO")
     yield RESULTS, "GRPO ends at {} to {};", min(ends), max(ends)
     for row, sentence in (

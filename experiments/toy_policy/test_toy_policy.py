@@ -5,6 +5,7 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
+from experiments.pages import tables_of
 from experiments.simulated_judge import Doubts, JudgeErrors
 from experiments.toy_policy import fooled
 from experiments.toy_policy import groups as groups_script
@@ -508,3 +510,14 @@ def test_progress_follows_the_true_scores_of_a_training(tmp_path):
         print(f"epoch {epoch}: true {fmean(chances):.3f}, {comparison}")
     assert held >= 4, "95 % intervals of five epochs"
     assert found[1].probability > 0.55, "the policy learns most in the first epochs"
+
+
+def test_the_page_has_the_groups_of_the_record():
+    page = Path(groups_script.__file__).parent / "README.md"
+    sampled, different = map(json.loads, page.with_name("groups.jsonl").read_text().splitlines())
+    (rows,) = (rows for head, *rows in tables_of(page) if "error 0.09, repeats" in head)
+    assert [method for method, *_ in rows] == [*sampled["methods"]]
+    for method, *cells in rows:
+        found = zip(sampled["methods"][method][::2], different["methods"][method][1::2], strict=True)
+        assert cells == [f"{tau:.2f} / {cosine:.2f}" for pair in found for tau, cosine in pair]
+    assert f"{sampled['repeated']:.0%} of the rollouts".replace("%", " %") in page.read_text()
