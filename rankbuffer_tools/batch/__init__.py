@@ -1,1 +1,1 @@
-"""Jobs over many questions, which survive a kill: for data, evaluation, audit and re-judging."""
+"""Jobs over many questions, which survive a kill: for data, evaluation, audit and comparison."""

@@ -108,8 +108,7 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, A
             f" judge_max_failures={most:g} allows. {explain(failed[-1])} The answers so far are kept: run the same"
             " command again to ask the others"
         )
-    cost = script.cost_line(config.endpoint, Totals.of(answers.asked.values()))
-    print(f"[price] {len(questions):,} questions: {cost}")
+    print(f"[price] asked: {script.cost_line(config.endpoint, Totals.of(answers.asked.values()))}")
     return answers.values
 
 
@@ -123,8 +122,8 @@ def side_by_side(query: Query, labels: Sequence[str], answers: Sequence[str]) ->
 def lines_of(found: Mapping[str, Any]) -> list[str]:
     """Return the numbers as lines."""
     (first, before), (second, after) = found["measures"].items()
-    lines = [f"{'':18}{first:>10}{second:>10}"]
-    lines += [f"{name:18}{before[name]:10.3f}{after[name]:10.3f}" for name in before]
+    lines = [f"{'':18} {first:>10} {second:>10}"]
+    lines += [f"{name:18} {before[name]:10.3f} {after[name]:10.3f}" for name in before]
     lines += [
         f"by the {how}, {second} wins {share} of {found['duels']:,} duels with {first} over {share.queries:,} queries"
         for how, share in found["wins"].items()
