@@ -79,10 +79,10 @@ def quotes():
         worlds = [[cell(REPLAY, row, f"{world}, crowd {n}")[0] for world in WORLDS] for n in ("1", "1.4", "2")]
         yield RESULTS, f"| {name} | … |" + " {} to {} |" * 3, *(end(of) for of in worlds for end in (min, max))
     sentence = (
-        "[wins {} % of its duels](results/weak_judge.md) with its start, and {} % with another seed; by the log odds of"
-        " pairs, each in one order, {} %, for five times the judge tokens. By greedy scores it wins {} %, by RankBuffer's"
-        " {} %. RankBuffer read by its probabilities wins {} % if references give the first anchors their order, and"
-        " {} % if a greedy list does."
+        "[wins {} % of its duels](results/weak_judge.md) with its start, and {} % with another seed; by the"
+        " log odds of pairs, each in one order, {} %, for five times the judge tokens. By greedy scores it"
+        " wins {} %, by RankBuffer's {} %. RankBuffer read by its probabilities wins {} % if references give"
+        " the first anchors their order, and {} % if a greedy list does."
     )
     yield RESULTS, sentence, *(cell(WEAK, "log odds, kept apart", row)[0] for row in WON)
     taus = (cell(TOY, "error 0.3, different words", row)[0] for row in ("listwise_two", "rrc_scr", "rankbuffer"))
