@@ -168,6 +168,17 @@ def test_answer_reader_begins_no_thinking_for_other_checks_plain_prompts_and_tex
     assert AnswerReader("think").read(PROMPTS[:2], completions, [[1], [2]]) == answers
 
 
+def test_answer_reader_decodes_a_completion_once_until_it_forgets():
+    tokenizer = tokenizer_with(OPENS)
+    decode, asked = tokenizer.batch_decode, []
+    tokenizer.batch_decode = lambda parts, **kwargs: asked.extend(map(list, parts)) or decode(parts, **kwargs)
+    reader, whole = AnswerReader("none", tokenizer), ([PROMPTS[0]] * 2, ["", ""], [[1, 2], [3]])
+    early = reader.read([PROMPTS[0]], [""], [[3]])
+    assert reader.read(*whole)[1:] == early and asked == [[3], [1, 2]]
+    reader.forget()
+    assert reader.read(*whole)[1:] == early and asked == [[3], [1, 2], [1, 2], [3]]
+
+
 def test_format_reward_is_one_or_zero():
     answers = AnswerReader("think").read(PROMPTS[:3], ["<think>a</think>b", "b", "<think>a</think>"], None)
     assert format_reward(extracted_answer=answers, query_id=["x"] * 3) == [1.0, 0.0, 0.0]

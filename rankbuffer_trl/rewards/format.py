@@ -103,6 +103,7 @@ class AnswerReader:
         self.view = view
         self.limit = limit
         self._begun: str | None = None
+        self._decoded: dict[tuple[int, ...], str] = {}  # what arrived while the rest of the generation goes on
 
     def takes_thoughts(self, prompt: Any) -> bool:
         """Tell whether the chat template lets a policy think, and its thoughts would count as a part of its answer.
@@ -148,10 +149,20 @@ class AnswerReader:
         else:
             parts = [ids] if mask is None else policy_turns(ids, mask)
             begun = self._begun_by_prompt(prompt) if self.check == "think" else ""
-            texts = [begun + text for text in self.tokenizer.batch_decode(parts, skip_special_tokens=True)]
+            texts = [begun + text for text in self._decode(parts)]
         turns = [read_turn(message, storable(text), self.check) for message, text in zip(own, texts, strict=True)]
         text = storable(view_of(self.view or "answer", messages, [turn.text for turn in turns], self.limit))
         return Answer(text, bool(text) and all(turn.well_formed for turn in turns))
+
+    def _decode(self, parts: list[list[int]]) -> list[str]:
+        keys = [tuple(part) for part in parts]
+        if new := [key for key in keys if key not in self._decoded]:
+            self._decoded |= zip(new, self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True)
+        return [self._decoded[key] for key in keys]
+
+    def forget(self) -> None:
+        """Forget the texts of a generation, which are decoded once although `read` sees each twice."""
+        self._decoded.clear()
 
     def _begun_by_prompt(self, prompt: Any) -> str:
         """Return the thinking that the chat template puts at the end of the prompt, before the completion.

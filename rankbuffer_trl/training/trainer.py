@@ -210,6 +210,7 @@ class RankBufferTrainer(ResumableTrainer):
         _, completion_ids, masks, completions, *_ = generated
         # The masks say which tokens the policy wrote, and which are those of tools.
         self._read = self._answers.read(prompts, completions, completion_ids, masks if self.tools else None)
+        self._answers.forget()
         if self.args.judge_during_generation:
             self.rank_reward.all_arrived([answer.text for answer in self._read])
         return generated
