@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_tokenizer, weights_of
+from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_policy_tokenizer, weights_of
 from rankbuffer_trl.judge.thoughts import BEGINS, answer_of
 from rankbuffer_trl.rewards.format import read_answer
 
@@ -42,7 +42,7 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
         ]
         if missing:
             adapter_of = base_of(model)
-            opened = opens_thinking(load_tokenizer(model, adapter_of), config.template_kwargs())
+            opened = opens_thinking(load_policy_tokenizer(model, adapter_of), config.template_kwargs())
             todo.append((label, model, adapter_of, opened, missing))
         write_json(label_path(config, label), weights)  # after the model was found: a typo must not take the label
     for label, model, adapter_of, opened, missing in todo:

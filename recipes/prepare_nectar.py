@@ -91,7 +91,7 @@ def main(config: NectarConfig) -> int:
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    sample = nectar.sample(shown, config.queries or None, None if config.shuffle else config.seed, fault)
+    sample = nectar.sample_rows(shown, config.queries or None, None if config.shuffle else config.seed, fault)
     if not sample.rows:
         raise DataError(f"none of the {sample.read} rows of {config.dataset_name} can be used: {sample.dropped}")
     dropped = ", ".join(f"{count:,} because {reason}" for reason, count in sample.dropped.items())

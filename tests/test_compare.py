@@ -23,7 +23,7 @@ from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.batch.engines import identity
+from rankbuffer_tools.batch.engines import model_identity
 from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare import duel
 from rankbuffer_tools.compare.command import main
@@ -103,7 +103,7 @@ def test_score_finds_the_true_share_of_stored_answers(opened):
         stored = {row.id: (row.step, row.text) for row in history.responses(store, id)}
         assert [stored[row] for row in name.split()[1:]] == [(0, one), (2, other)]
         points.append((quality(other) > quality(one)) + (quality(other) == quality(one)) / 2)
-    found = duel.score(drawn.pairs, play(drawn, truth))
+    found = duel.duel_score(drawn.pairs, play(drawn, truth))
     won = found["won"]
     assert (found["duels"], won.queries, won.probability) == (30, 30, pytest.approx(fmean(points)))
     assert won.probability > 0.5 and won.low < won.probability < won.high
@@ -136,14 +136,14 @@ def test_score_counts_pairs_and_queries():
     }
     pairs = {name: (name[0], "", "") for name in ("x 0", "x 1", "y 0", "y 1")}
     with pytest.raises(JudgeError, match="no duel has a verdict"):
-        duel.score(pairs, {"y 1 forth": "B"})
-    found = duel.score(pairs, verdicts)
+        duel.duel_score(pairs, {"y 1 forth": "B"})
+    found = duel.duel_score(pairs, verdicts)
     assert found["duels"] == 3 and found["first_shown_wins"] == 4 / 7
     words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]
     assert (words.queries, words.probability) == (2, (0.75 + 0) / 2)
     assert (odds.queries, odds.probability) == (2, (1 + 0) / 2) and found["won"] == odds
     assert found["mean_log_odds"] == pytest.approx((1.75 - 2) / 2)
-    by_words = duel.score(pairs, {name: each.value for name, each in verdicts.items()})
+    by_words = duel.duel_score(pairs, {name: each.value for name, each in verdicts.items()})
     assert by_words["won"] == words and by_words["mean_log_odds"] is None
 
 
@@ -221,7 +221,7 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     assert found["duels"] == 10 and found["epochs"] == [0, 2] and found["judge"] == NUMBERS[1]
     share = f"{100 * found['won']['probability']:.0f} %"
     assert f"by the verdicts, epoch 2 wins {share}" in printed and printed.count("\n== ") == 5
-    again = duel.score(found["answers"], found["verdicts"])
+    again = duel.duel_score(found["answers"], found["verdicts"])
     assert again["won"].probability == found["won"]["probability"], "the file has what the share is counted from"
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
@@ -375,11 +375,11 @@ def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, 
 
 def test_identity_is_another_one_after_more_training(tiny_policy, tmp_path):
     path = shutil.copytree(tiny_policy, tmp_path / "m")
-    before = identity(str(path))
-    assert before == identity(str(path)) and identity("org/model") == "org/model"
+    before = model_identity(str(path))
+    assert before == model_identity(str(path)) and model_identity("org/model") == "org/model"
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\1\2\3\4")
-    assert identity(str(path)) != before, "its old answers do not count as its own"
+    assert model_identity(str(path)) != before, "its old answers do not count as its own"
 
 
 def test_a_comparison_of_stored_answers_loads_no_torch(words, tmp_path):

@@ -30,8 +30,8 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.monitoring.progress import compare
+from rankbuffer_trl.judge.rubric_judge import rubric_score
+from rankbuffer_trl.monitoring.progress import compare_visits
 from rankbuffer_trl.ranking import rank_rewards
 
 PATH = ROOT / "examples" / "one_group.py"
@@ -71,7 +71,7 @@ def block(printed: str, title: str) -> list[str]:
 
 def test_one_group_prints_the_rewards_that_follow_from_the_rubrics(printed, example):
     rubrics = [(rubric.weight, rubric.text) for rubric in example["QUERY"].rubrics]
-    qualities = [score(text, rubrics) if text else -1 for text in example["ANSWERS"]]
+    qualities = [rubric_score(text, rubrics) if text else -1 for text in example["ANSWERS"]]
     assert len(set(qualities)) == len(qualities) == 8
     found = re.findall(r"^  q = (\d)  R(\d)  (\S+)$", printed, re.MULTILINE)
     worst_first = sorted(range(8), key=qualities.__getitem__)
@@ -127,7 +127,7 @@ PRINTED = {
     RankBufferError: "queries.jsonl",
     BufferStore: "['cold', 'warm']\n",
     read_store: "0 ['tea']\n",
-    compare: re.search(r"print\(.*  # (.*\n)", compare.__doc__)[1],
+    compare_visits: re.search(r"print\(.*  # (.*\n)", compare_visits.__doc__)[1],
 }
 
 
@@ -136,7 +136,7 @@ PRINTED = {
     [
         *((RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)),
         *((Judge, 1), (Endpoint, 1), (RankBufferConfig, 1), (load_queries, 1), (BufferStore, 0), (read_store, 0)),
-        *((compare, 0), (GroupRanker, 1), (rank_texts, 1)),
+        *((compare_visits, 0), (GroupRanker, 1), (rank_texts, 1)),
     ],
 )
 def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):

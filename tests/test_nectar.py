@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_tools.data.nectar import Unusable, parse_prompt, place_of, sample, to_row
+from rankbuffer_tools.data.nectar import Unusable, parse_prompt, place_of, sample_rows, to_row
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 
@@ -147,7 +147,7 @@ def test_sample_leaves_a_row_out_and_counts_why(howto):
     for case, (spoil, reason) in DROPS.items():
         row = raw_row(0, howto)
         spoil(row)
-        found = sample([row, raw_row(1, howto)], None, 42)
+        found = sample_rows([row, raw_row(1, howto)], None, 42)
         assert found.rows == [to_row(raw_row(1, howto))] and found.dropped == {reason: 1}, case
 
 
@@ -170,7 +170,7 @@ def test_sample_refuses_another_schema_and_says_what_it_found(howto):
         row = raw_row(1, howto)
         spoil(row)
         with pytest.raises(DataError) as error:
-            sample([raw_row(0, howto), row], 1000, 42)
+            sample_rows([raw_row(0, howto), row], 1000, 42)
         assert str(error.value).startswith("row 1 does not have Nectar's schema") and found in str(error.value)
 
 
@@ -213,7 +213,7 @@ def test_sample_takes_the_first_usable_rows_of_a_random_order(howto_rows, made, 
                 continue
             ids.add(prompt)
             taken.append(row)
-    found = sample(raws, n, seed, fault)
+    found = sample_rows(raws, n, seed, fault)
     assert found.rows == taken
     assert sorted(reason for reason, count in found.dropped.items() for _ in range(count)) == sorted(reasons)
     assert found.read == len(raws) and found.looked_at == len(taken) + len(reasons)
@@ -228,12 +228,12 @@ def test_sample_depends_on_the_seed_and_not_on_the_order_of_the_rows(howto):
     raws = [raw_row(i, howto) for i in range(60)]
     for raw in raws[::3]:
         raw["answers"][0]["rank"] = 8.0
-    straight = sample(raws, 20, 42)
+    straight = sample_rows(raws, 20, 42)
     order = sorted(range(60), key=lambda i: place_of(raws[i]["prompt"], 42))
     assert straight.dropped == {RANKS: order.index([i for i in order if i % 3][19]) - 19}
     random.Random(0).shuffle(raws)
-    assert sample(raws, 20, 42) == straight
-    assert sample(raws, 20, 43).rows != straight.rows
+    assert sample_rows(raws, 20, 42) == straight
+    assert sample_rows(raws, 20, 43).rows != straight.rows
 
 
 # The recipe

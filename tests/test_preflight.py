@@ -171,7 +171,7 @@ def announced(lines: list[str]) -> list[float]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_cost_of_each_recipe_is_that_of_a_replay_of_four_epochs(name, tmp_path, rows, scorer, monkeypatch):
     """With rollouts like the references. A set without them has a range, whose ends are far apart."""
-    monkeypatch.setattr("rankbuffer_tools.train.price.SAMPLED", 1)
+    monkeypatch.setattr("rankbuffer_tools.train.price.MAX_REHEARSED_QUERIES", 1)
     more = ["", *(" And so on." * n for n in (20, 60))]  # no two queries are of one length
     texts = [[text + more[i] for text in row["responses"]] for i, row in enumerate(rows.select(range(3)))]
     written = rows.select(range(3)).remove_columns("responses").add_column("responses", texts)

@@ -16,7 +16,7 @@ from rankbuffer_trl.monitoring.progress import (
     LEAST_QUERIES,
     Comparison,
     Visit,
-    compare,
+    compare_visits,
     cut,
     newest_window,
     percent,
@@ -73,7 +73,7 @@ def slow_comparison(pairs):
 @given(st.integers(0).map(pairs))
 def test_compare_is_the_estimator_by_brute_force(pairs):
     terms = [(won, lost) for won, lost in slow_comparison(pairs) if won or lost]
-    found = compare(pairs)
+    found = compare_visits(pairs)
     assert found.queries == len(terms)
     if min(sum(won > 0 for won, _ in terms), sum(lost > 0 for _, lost in terms)) < LEAST_QUERIES:
         assert found.probability is None and "do not reach the policy" in found.reason
@@ -274,7 +274,7 @@ def test_compare_has_a_small_bias_and_its_interval_holds(noise, drift, bias, cov
     """A sharp judge's interval holds. A blunt judge misplaces anchors, so its interval holds less often."""
     pool = list(world(4000, drift, noise).values())
     random, true = Random(1), truth(drift, noise)
-    found = [compare(random.sample(pool, QUERIES)) for _ in range(SAMPLES)]
+    found = [compare_visits(random.sample(pool, QUERIES)) for _ in range(SAMPLES)]
     assert abs(sum(each.probability - true for each in found) / SAMPLES) < bias
     assert sum(each.low <= true <= each.high for each in found) / SAMPLES >= covered
 

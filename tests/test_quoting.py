@@ -30,7 +30,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.judge import REPEAT
 from rankbuffer_trl.judge.quoting import LONGEST, defuse, quote, show
-from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, score
+from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, rubric_score
 
 ALL = STOPPED | NOT_STOPPED
 INNOCENT = "Pour hot water over tea."
@@ -287,7 +287,7 @@ def fair(question: Question):
     """The verdict on the responses as they are seen, whatever else stands in them. It reads no prompt."""
     rubrics = [(rubric.weight, rubric.text) for rubric in QUERY.rubrics]
     scores = {
-        heading: score("\n".join(looked_at(text)), rubrics)
+        heading: rubric_score("\n".join(looked_at(text)), rubrics)
         for pairs in question.responses.values()
         for heading, text in pairs
     }

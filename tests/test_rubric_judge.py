@@ -24,7 +24,7 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score
+from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, rubric_score
 from rankbuffer_trl.stems import stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)
@@ -56,7 +56,7 @@ def test_score_rises_from_the_worst_to_the_best_response_of_the_quickstart(queri
     assert len({query.id for query in queries}) == 36
     for query in queries:
         rubrics = [(rubric.weight, rubric.text) for rubric in query.rubrics]
-        scores = [score(response, rubrics) for response in query.responses]
+        scores = [rubric_score(response, rubrics) for response in query.responses]
         assert len(scores) == 7 and all(low < high for low, high in pairwise(scores)), (query.id, scores)
         assert scores[0] >= 0 and scores[-1] <= 1
 
@@ -146,10 +146,10 @@ def test_a_fault_costs_by_every_prompt():
 
 def test_score_is_the_weighted_mean_and_zero_without_a_text():
     rubrics = [(3, "Says: rinse."), (1, "Says: boil.")]
-    assert score("Rinse it.", rubrics) == 0.75
-    assert score("Boil it.", rubrics) == 0.25
-    assert score("", rubrics) == score(" \n", rubrics) == 0
-    assert score("", [(1, "Leaves out filler: stuff.")]) == 0
+    assert rubric_score("Rinse it.", rubrics) == 0.75
+    assert rubric_score("Boil it.", rubrics) == 0.25
+    assert rubric_score("", rubrics) == rubric_score(" \n", rubrics) == 0
+    assert rubric_score("", [(1, "Leaves out filler: stuff.")]) == 0
 
 
 # The forms of a rubric.

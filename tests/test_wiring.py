@@ -29,7 +29,7 @@ from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.report import command as report_command
-from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, TRAINING
+from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, SETTINGS_GROUPS
 from rankbuffer_trl.data.queries import GENERIC
 from rankbuffer_trl.group_ranker import GroupRanker
 from rankbuffer_trl.judge import RubricJudge
@@ -305,7 +305,7 @@ def samples_for_an_audit(at) -> dict:
 @starts("recipes/prepare_nectar.py", NectarConfig)
 def nectar(at) -> dict:
     at.ends.door("rankbuffer_trl.data.queries.load_queries")
-    at.ends.door("rankbuffer_tools.data.nectar.sample")
+    at.ends.door("rankbuffer_tools.data.nectar.sample_rows")
     counter = TokenCounter(at.policy)
     limit = sorted(counter.chat(to_row(raw_row(number, at.howto))["prompt"]) for number in range(9))[4]
     rows = data(at, "nectar") | {"streaming": True, "seed": 5, "queries": To(0, {"n": None})}
@@ -318,7 +318,7 @@ def nectar(at) -> dict:
 
 @starts("recipes/prepare_nectar.py", NectarConfig)
 def shuffled_nectar(at) -> dict:
-    at.ends.door("rankbuffer_tools.data.nectar.sample")
+    at.ends.door("rankbuffer_tools.data.nectar.sample_rows")
     return data(at, "nectar") | base(output_file=str(at.out / "a.jsonl")) | {"shuffle": To(True, {"seed": None})}
 
 
@@ -450,7 +450,7 @@ def group_ranker(at) -> dict:
 
 HANDED = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "hub_private_repo"}
 HANDED |= {"model_name_or_path", "model_revision", "attn_implementation", "dtype", "use_peft"}  # TRL's, passed on
-TRAIN = {name: default for group in TRAINING for name, default in settings_of(group).items()}
+TRAIN = {name: default for group in SETTINGS_GROUPS for name, default in settings_of(group).items()}
 TRAIN = {name: default for name, default in TRAIN.items() if name in RANKBUFFER_FIELDS | JUDGE | HANDED}
 run_training = partial(run_program, "rankbuffer-train", TRAIN)
 

@@ -26,7 +26,7 @@ from experiments.second_light.opinion import OPINION
 from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from experiments.toy_policy.report import Comparison, Interval, compare
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.rubric_judge import meets, score
+from rankbuffer_trl.judge.rubric_judge import meets, rubric_score
 from rankbuffer_trl.monitoring.probes import tau_b
 from rankbuffer_trl.stems import WORD
 
@@ -60,7 +60,9 @@ class Measure:
 
     def quality(self, answers: Texts) -> float:
         """Return the mean true quality, 0 to 100."""
-        return fmean(100 * score(text, rubrics_of(self.rows[id])) for id, texts in answers.items() for text in texts)
+        return fmean(
+            100 * rubric_score(text, rubrics_of(self.rows[id])) for id, texts in answers.items() for text in texts
+        )
 
     def unpaid(self, answers: Texts) -> float:
         """Return the share of the things that nobody pays for, in percent."""
@@ -71,7 +73,7 @@ class Measure:
         found = []
         for visit in visits:
             known = [i for i, reward in enumerate(visit["rewards"]) if reward is not None]
-            truth = [score(visit["answers"][i], rubrics_of(self.rows[visit["query_id"]])) for i in known]
+            truth = [rubric_score(visit["answers"][i], rubrics_of(self.rows[visit["query_id"]])) for i in known]
             found.append(tau_b([visit["rewards"][i] for i in known], truth))
         return fmean(found)
 

@@ -42,7 +42,7 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -203,7 +203,7 @@ def rubrics_of(row: dict[str, Any]) -> list[tuple[int, str]]:
 
 def scale(answers: dict[str, list[str]], queries: Iterable[dict]) -> tuple[float, float]:
     """Return the mean rubric score of answers and its deviation within a group, both in 0..1."""
-    groups = [[score(text, rubrics_of(row)) for text in answers[row["query_id"]]] for row in queries]
+    groups = [[rubric_score(text, rubrics_of(row)) for text in answers[row["query_id"]]] for row in queries]
     return fmean(map(fmean, groups)), fmean(stdev(values) ** 2 for values in groups) ** 0.5
 
 

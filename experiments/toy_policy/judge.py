@@ -23,7 +23,7 @@ from random import Random
 from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
 from rankbuffer_trl.judge import Question, Reply, Tally, Usage
 from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
+from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, rubric_score
 from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
@@ -137,7 +137,7 @@ class NoisyRubricJudge:
     def worth(self, text: str, rubrics: list[tuple[int, str]]) -> float:
         """Return the rubric score of a response on the scale of the simulated judge, with what a weakness adds."""
         liked = self.weakness.worth(text, rubrics) if self.weakness else 0.0
-        return World.start + World.within * (score(text, rubrics) - self.mean) / self.deviation + liked
+        return World.start + World.within * (rubric_score(text, rubrics) - self.mean) / self.deviation + liked
 
     def believed(self, text: str, rubrics: Rubrics) -> float:
         """Return the rubric score in 0..1, or beyond by a weakness, in which this judge believes without noise."""

@@ -11,7 +11,7 @@ frequent.
 
 from datasets import Dataset
 
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 
 REFERENCES = ("written", "weak")
 WITHHELD = 3  # answers of each query
@@ -23,7 +23,7 @@ def weak_references(row: dict) -> list[str]:
     rubrics = [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]]
     words = [answer.split() for answer in row["responses"][-WITHHELD:]]
     parts = [" ".join(each[: max(1, round(len(each) * PART))]) for each in words]
-    return sorted([*row["responses"][:-WITHHELD], *parts], key=lambda text: score(text, rubrics))
+    return sorted([*row["responses"][:-WITHHELD], *parts], key=lambda text: rubric_score(text, rubrics))
 
 
 def with_references(queries: Dataset, references: str) -> Dataset:

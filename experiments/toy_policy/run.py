@@ -67,7 +67,7 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore, history
@@ -323,7 +323,7 @@ def rubrics_of(queries: Dataset) -> dict[str, list[tuple[int, str]]]:
 def true_quality(queries: Dataset):
     """Return a function of query id and text that gives the rubric score without error, 0 to 100."""
     rubrics = rubrics_of(queries)
-    return lambda query_id, text: 100 * score(text, rubrics[query_id])
+    return lambda query_id, text: 100 * rubric_score(text, rubrics[query_id])
 
 
 def believed_quality(queries: Dataset, client: NoisyRubricJudge):

@@ -37,7 +37,7 @@ from experiments.toy_policy.second import EVERY
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.debiasing import WORD_IS, Debiasing
@@ -79,7 +79,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
     """Return the row of a method: three cosines, and from when what the judge pays for is named, by order."""
     queries = read_queries(settings)
     rubrics, texts = rubrics_of(queries), rollouts(settings)
-    worth = [[score(text, of) for text in own] for own, of in zip(texts, rubrics.values(), strict=True)]
+    worth = [[rubric_score(text, of) for text in own] for own, of in zip(texts, rubrics.values(), strict=True)]
     mean, deviation = fmean(map(fmean, worth)), fmean(stdev(own) ** 2 for own in worth) ** 0.5
     trait = TRAITS.get(weakness, lambda *_: 0.0)
     liked = [trait(text, of) for own, of in zip(texts, rubrics.values(), strict=True) for text in own]
@@ -96,7 +96,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
             scorer = GroupScorer(method, judge, BufferStore(Path(folder) / "live.sqlite"), debiasing=debiasing)
             for number, groups in enumerate(steps):
                 for group, found in zip(groups, scorer.score(groups, number).scores, strict=True):
-                    true = [score(rollout.text, rubrics[group.query.id]) for rollout in group.rollouts]
+                    true = [rubric_score(rollout.text, rubrics[group.query.id]) for rollout in group.rollouts]
                     if group.known_epoch and len(set(true)) > 1:
                         cosines.append(cosine(found.rewards, true))
                 right = debiasing is not None and debiasing.named in PAYS_FOR.get(weakness, ())

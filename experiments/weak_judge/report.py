@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_tools.compare.duel import score
+from rankbuffer_tools.compare.duel import duel_score
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.store import history
@@ -74,7 +74,7 @@ def counted(found: Row) -> Row:
     if "verdicts" not in found:
         return found
     said = {name: Reading.of(each) if isinstance(each, dict) else each for name, each in found["verdicts"].items()}
-    again = score(found["answers"], said)
+    again = duel_score(found["answers"], said)
     return found | {**again, "pairs": again["duels"], "wins": {n: asdict(each) for n, each in again["wins"].items()}}
 
 

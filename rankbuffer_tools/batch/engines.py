@@ -35,7 +35,8 @@ START_SECONDS = 3600
 STOP_SECONDS = 30
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
-TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # no engine reads these
+# No engine reads these.
+TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
 
 class EngineError(RankBufferError, RuntimeError):
@@ -139,8 +140,8 @@ class TransformersEngine:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self.model, self.config = identity(model), config
-        self.tokenizer = load_tokenizer(model, adapter_of)
+        self.model, self.config = model_identity(model), config
+        self.tokenizer = load_policy_tokenizer(model, adapter_of)
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token is None:  # as of Llama 3.1; TRL takes the same one
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -229,10 +230,10 @@ def engine(config: SamplingConfig, label: str, model: str, adapter_of: str | Non
     else:
         program, arguments = config.engine_command.split(), config.engine_arguments
         with vllm_server(program, arguments, label, model, adapter_of, log) as url:
-            yield VllmEngine(url, label, identity(model), config)
+            yield VllmEngine(url, label, model_identity(model), config)
 
 
-def load_tokenizer(model: str, adapter_of: str | None) -> Any:
+def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
     """Load the tokenizer of a checkpoint, or of the adapter's model if the adapter has none.
 
     Raises:
@@ -399,7 +400,7 @@ def is_address(model: str) -> bool:
     return model.startswith(("http://", "https://"))
 
 
-def identity(model: str) -> str:
+def model_identity(model: str) -> str:
     """Return the name of a model with what tells its present weights from others: an answer of others is not its."""
     weights = weights_of(model)
     return f"{model} {hashlib.sha256(repr(weights).encode()).hexdigest()[:16]}" if weights else model
@@ -407,5 +408,5 @@ def identity(model: str) -> str:
 
 def weights_of(model: str) -> dict[str, list[int | str]]:
     """Return what tells the present weights of a folder from others, by file. A repository of the Hub has none."""
-    files = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING)
+    files = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING_FILES)
     return {file.name: [file.stat().st_mtime_ns, *fingerprint(file)] for file in files}

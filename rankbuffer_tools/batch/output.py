@@ -108,7 +108,7 @@ def source_name(dataset_name: str) -> str:
     return path.absolute().name if path.exists() else dataset_name
 
 
-class Step(TypedDict):
+class ProvenanceStep(TypedDict):
     """A step that made a data set: its name, and its settings, seed, counts and cost."""
 
     step: str
@@ -117,7 +117,7 @@ class Step(TypedDict):
 class Provenance(TypedDict):
     """The content of `<path>.provenance.json`."""
 
-    steps: list[Step]
+    steps: list[ProvenanceStep]
 
 
 def read_provenance(path: str | Path) -> list[dict[str, Any]]:

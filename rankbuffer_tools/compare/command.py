@@ -30,7 +30,7 @@ from ..batch.ask import ask_many
 from ..batch.server_check import estimate_tokens
 from ..report.runs import Run, open_runs
 from .config import CompareConfig, CompareParser
-from .duel import Duels, draw, measures_of, questions_of, score
+from .duel import Duels, draw, duel_score, measures_of, questions_of
 
 WIDTH = 56
 FIRST = ("I do not know.", "Let me explain step by step.")  # answers to ask about before there are any
@@ -65,7 +65,7 @@ def compare(config: CompareConfig) -> int:
     if config.models:
         (first, *_) = questions_of(Duels((), {"first": (queries.ids[0], *FIRST)}), *how).items()
         ask(config, dict([first]))  # one question, before hours of sampling
-        duels = policies.sample(config, queries, asked)
+        duels = policies.sample_answers(config, queries, asked)
         questions = questions_of(duels, *how)
     shown: dict[str, list[str]] = {}
     for id, *pair in duels.pairs.values():
@@ -73,10 +73,10 @@ def compare(config: CompareConfig) -> int:
     for id in list(shown)[: config.show]:
         print(side_by_side(queries[id], duels.labels, shown[id]))
     verdicts = ask(config, questions)
-    found |= {"measures": measures_of(duels), **score(duels.pairs, verdicts)}
+    found |= {"measures": measures_of(duels), **duel_score(duels.pairs, verdicts)}
     print("", *lines_of(found), sep="\n")
     told = {name: each.as_dict() if isinstance(each, Reading) else each for name, each in verdicts.items()}
-    found |= {"answers": duels.pairs, "verdicts": told}  # from which `score` counts again
+    found |= {"answers": duels.pairs, "verdicts": told}  # from which `duel_score` counts again
     with replacing(config.result) as draft:
         text = json.dumps(found, indent=2, allow_nan=False, default=asdict)
         draft.write_text(text + "\n", encoding="utf-8")

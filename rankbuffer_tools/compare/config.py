@@ -17,7 +17,8 @@ from ..batch.output import beside, same_file
 from ..batch.sampling import SamplingConfig
 from ..report.runs import log_and_manifest
 
-SAMPLED = ("temperature", "top_p", "top_k", "chat_template_kwargs", "format_check")  # as a run calls them, too
+# As a run calls them, too.
+SAMPLING_SETTINGS = ("temperature", "top_p", "top_k", "chat_template_kwargs", "format_check")
 
 
 @documented
@@ -138,7 +139,7 @@ def inherited(known: Namespace) -> dict[str, Any]:
     _, manifest = log_and_manifest(Path(known.run_dir))
     if not (run := dict[str, Any](manifest.get("config", {}))):
         return {}
-    found = {key: run[key] for key in SAMPLED if key in run}
+    found = {key: run[key] for key in SAMPLING_SETTINGS if key in run}
     found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
     mine, theirs = known.judge_model or known.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part

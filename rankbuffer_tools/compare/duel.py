@@ -52,7 +52,7 @@ def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
     return found
 
 
-def spread(ids: Sequence[str], duels: int, random_: random.Random) -> dict[str, int]:
+def duels_by_query(ids: Sequence[str], duels: int, random_: random.Random) -> dict[str, int]:
     """Return how many duels each query has: one, or more if there are more duels than queries."""
     each, more = divmod(duels, len(ids))
     extra = {*random_.sample(ids, more)}
@@ -94,7 +94,7 @@ def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int
         raise SettingsError(f"no query has answers in both epochs, {chosen[0]} and {chosen[1]}: nothing to compare")
     random_ = random.Random(seed)
     pairs = {}
-    for id, count in spread(list(answers), duels, random_).items():
+    for id, count in duels_by_query(list(answers), duels, random_).items():
         every = list(product(*answers[id]))
         for one, other in random_.sample(every, min(count, len(every))):
             pairs[f"{id} {one.id} {other.id}"] = (id, one.text, other.text)
@@ -116,7 +116,7 @@ def questions_of(
     return asked
 
 
-def score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
+def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
     """Return how often the second policy wins. A duel needs both of its verdicts, and each query counts the same.
 
     A duel that it wins in both orders counts 1, one that it wins in one order counts 1/2.

@@ -12,12 +12,12 @@ from ..batch.output import beside
 from ..batch.sampling import Prompt
 from ..batch.server_check import CHARACTERS_PER_TOKEN
 from .config import CompareConfig
-from .duel import Duels, spread
+from .duel import Duels, duels_by_query
 
 
 def prompts_of(config: CompareConfig, queries: QueryTable) -> dict[str, str]:
     """Return the id of the query of each duel, by the duel's name."""
-    counts = spread(queries.ids, config.duels, random.Random(config.seed))
+    counts = duels_by_query(queries.ids, config.duels, random.Random(config.seed))
     return {f"{id} {n}": id for id, count in counts.items() for n in range(count)}
 
 
@@ -27,7 +27,7 @@ def longest(config: CompareConfig, asked: Mapping[str, str]) -> Duels:
     return Duels([*config.labelled_models()], {name: (id, text, text) for name, id in asked.items()})
 
 
-def sample(config: CompareConfig, queries: QueryTable, asked: Mapping[str, str]) -> Duels:
+def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[str, str]) -> Duels:
     """Let both policies answer, and read the answers as the format check finds them.
 
     Answers that were sampled before are kept beside the result.

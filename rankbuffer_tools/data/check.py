@@ -192,12 +192,12 @@ def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) ->
 def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
     """Yield the lines on counts, rubrics and duplicates."""
     yield f"{name}: {found.queries:,} queries, every row well-formed"
-    yield f"messages per prompt: {spread(found.turns)}"
-    yield f"responses per query: {spread(found.responses)}"
+    yield f"messages per prompt: {value_counts(found.turns)}"
+    yield f"responses per query: {value_counts(found.responses)}"
     if found.weights:
         mean = fmean(found.weights.elements())
-        yield f"rubrics per query: {spread(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
-        yield f"weights: {spread(found.weights)}; mean {mean:.2f}"
+        yield f"rubrics per query: {value_counts(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
+        yield f"weights: {value_counts(found.weights)}; mean {mean:.2f}"
         for what, ids in found.odd_rubrics.items():
             yield f"a rubric {what}: {listed(ids)}"
     yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
@@ -205,7 +205,7 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
     yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
 
 
-def spread(counts: Counter) -> str:
+def value_counts(counts: Counter) -> str:
     """Write values with their counts, such as `3 (12), 4 (980)`."""
     return ", ".join(f"{value} ({n:,})" for value, n in sorted(counts.items()))
 

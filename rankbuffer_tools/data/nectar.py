@@ -2,7 +2,7 @@
 
 A row of `berkeley-nest/Nectar` has a `prompt` as one text, `\\n\\nHuman: ...\\n\\nAssistant: `, and `answers`, each
 with `answer`, `model` and `rank`, 1 for the best. The paper takes "1,000 queries randomly sampled from Nectar" with
-seed 42 and does not say more. Here the rows get a random order, and the first usable ones are taken (`sample`).
+seed 42 and does not say more. Here the rows get a random order, and the first usable ones are taken (`sample_rows`).
 """
 
 import hashlib
@@ -158,7 +158,7 @@ def place_of(prompt: str | None, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode(errors="surrogatepass")).digest())
 
 
-def sample(
+def sample_rows(
     raws: Iterable[dict], n: int | None, seed: int | None, fault: Callable[[dict], str | None] = lambda row: None
 ) -> Sample:
     """Put all rows in random order and take the first `n` usable ones, in one pass that keeps `n` rows in memory.

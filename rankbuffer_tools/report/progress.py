@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare, cut
+from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare_visits, cut
 from rankbuffer_trl.store import history
 
 
@@ -45,7 +45,7 @@ def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict
         if len(windows) > 1 and len(windows[-1][1]) < least:
             (_, full), (step, rest) = windows[-2:]
             windows[-2:] = [(step, full + rest)]
-        compared |= {step: compare(window) for step, window in windows}
+        compared |= {step: compare_visits(window) for step, window in windows}
     return compared
 
 

@@ -16,7 +16,7 @@ from rankbuffer_trl.data.queries import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge, Totals
 from rankbuffer_trl.judge.ledger import REFERENCE
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import history
@@ -139,7 +139,7 @@ def write_charts(folder: Path, charts: Sequence[Chart]) -> None:
 def rubric_quality(queries: QueryTable) -> Quality:
     """Return a function that scores a response as the embedded judge does, from 0 to 100."""
     rubrics = cache(lambda query_id: [(rubric.weight, rubric.text) for rubric in queries[query_id].rubrics])
-    return lambda query_id, text: 100 * score(text, rubrics(query_id))
+    return lambda query_id, text: 100 * rubric_score(text, rubrics(query_id))
 
 
 def check_queries(run: Run, queries: QueryTable) -> None:

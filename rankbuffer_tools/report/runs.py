@@ -9,7 +9,7 @@ from typing import Any, Required, TypedDict
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.decoding import read_json
-from rankbuffer_trl.monitoring.progress import Duels, duel_of
+from rankbuffer_trl.monitoring.progress import DuelResult, duel_of
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
@@ -63,7 +63,7 @@ class Run:
             The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
         manifest (`dict`, *optional*):
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
-        duel (`Duels`, *optional*):
+        duel (`DuelResult`, *optional*):
             The result of `rankbuffer-compare` for this run.
     """
 
@@ -72,7 +72,7 @@ class Run:
     store: BufferStore
     log: list[dict] = field(default_factory=list)
     manifest: RunFacts | dict[str, Any] = field(default_factory=dict)
-    duel: Duels | None = None
+    duel: DuelResult | None = None
 
 
 @contextmanager

@@ -38,8 +38,8 @@ NO_DATA = (
     " --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py"
     " --config recipes/paper/rankbuffer.yaml"
 )
-TRAINING = (ScriptArguments, RankBufferConfig, ModelConfig)
-KEYS = {field.name for group in TRAINING for field in fields(group)}
+SETTINGS_GROUPS = (ScriptArguments, RankBufferConfig, ModelConfig)
+KEYS = {field.name for group in SETTINGS_GROUPS for field in fields(group)}
 
 
 class RecipeParser(TrlParser):
@@ -59,11 +59,11 @@ class RecipeParser(TrlParser):
         >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
     """
 
-    def __init__(self, groups: Sequence[type] = TRAINING, program: str = "rankbuffer-train"):
+    def __init__(self, groups: Sequence[type] = SETTINGS_GROUPS, program: str = "rankbuffer-train"):
         usage = f"{program} [--config RECIPE.yaml] [--key value ...]"
         super().__init__(groups, prog=program, usage=usage, allow_abbrev=False)
         self.unused: list[str] = []
-        self._trains = groups is TRAINING
+        self._trains = groups is SETTINGS_GROUPS
         what = "show the keys of TRL and transformers, too"
         self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 

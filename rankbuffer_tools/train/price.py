@@ -13,7 +13,7 @@ from rankbuffer_trl.judge import Question, Totals
 from rankbuffer_trl.rewards.beyond.passes import RERANK
 from rankbuffer_trl.rewards.prefetch import first_questions
 from rankbuffer_trl.training.budget import spent_before
-from rankbuffer_trl.training.first import some, stand_in
+from rankbuffer_trl.training.first import require_questions, stand_in
 from rankbuffer_trl.training.plan import RunPlan
 
 from ..batch.script import duration, short
@@ -21,7 +21,7 @@ from ..batch.server_check import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..data.responses import score_questions
 from .rehearsal import rehearse
 
-SAMPLED = 8
+MAX_REHEARSED_QUERIES = 8
 """The most queries whose visits are rehearsed. All first questions tell how much longer the other queries are."""
 GROWN = 1.2
 """How many times as dear as the first visit the last one must be for a line about it."""
@@ -69,7 +69,9 @@ class RunPrice:
             [`SettingsError`]: if the method asks the judge nothing.
         """
         method = self.plan.method
-        return some(method, [question for group in self.stand_ins for question in first_questions(method, group)])
+        return require_questions(
+            method, [question for group in self.stand_ins for question in first_questions(method, group)]
+        )
 
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.
@@ -98,7 +100,7 @@ class RunPrice:
     @property
     def sampled(self) -> list[RolloutGroup]:
         """The groups whose visits are rehearsed."""
-        return self.stand_ins[:: math.ceil(len(self.plan.queries) / SAMPLED)]
+        return self.stand_ins[:: math.ceil(len(self.plan.queries) / MAX_REHEARSED_QUERIES)]
 
     def most_shown(self) -> int:
         """Return the most responses in one prompt: of the rehearsed visits, or by the method if that is more."""

@@ -82,18 +82,18 @@ def judge(prompt: str) -> str:
     if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
         rubrics, candidates = split(body, "CANDIDATES")
         texts = dict(reversed(read_blocks("R", candidates)))
-        scores = {i: score(texts.get(str(i), ""), rubrics) for i in json.loads(ids.group(1))}
+        scores = {i: rubric_score(texts.get(str(i), ""), rubrics) for i in json.loads(ids.group(1))}
         return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
     if '{"score":' in instruction:
         rubrics, response = split(body, "RESPONSE")
         [most] = re.findall(r"through (\d+)", instruction)
-        return json.dumps({"score": round(int(most) * score(unquoted(response), rubrics))})
+        return json.dumps({"score": round(int(most) * rubric_score(unquoted(response), rubrics))})
     if '{"winner":' in instruction or '{"scores":' in instruction:
         rubrics, responses = split(body, "RESPONSES")
         of_group = re.search(r"\[<(\d+) integers", instruction)
         n, most = (int(of_group[1]), 100) if of_group else (2, 10)
         pieces = re.split(r"^\[([AB]|R\d+)\]$", responses, flags=re.MULTILINE)[1 : 2 * n + 1]
-        qualities = [score(unquoted(piece.strip("\n")), rubrics) for piece in pieces[1::2]]
+        qualities = [rubric_score(unquoted(piece.strip("\n")), rubrics) for piece in pieces[1::2]]
         if '{"scores":' in instruction:
             return json.dumps({"scores": [round(most * quality) for quality in qualities]})
         first, second = qualities
@@ -109,10 +109,10 @@ def answer_insertion(body: str) -> str:
     if not separator:
         raise ValueError("the rubric judge got a prompt without CANDIDATE")
     anchors = [text for _, text in read_blocks("A", anchors_text)]
-    quality = score(unquoted(candidate), rubrics)
+    quality = rubric_score(unquoted(candidate), rubrics)
     if not any(anchors):  # order-only: there is no text to compare with, so guess from the absolute quality
         return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
-    return json.dumps({"position": insertion_position(quality, [score(text, rubrics) for text in anchors])})
+    return json.dumps({"position": insertion_position(quality, [rubric_score(text, rubrics) for text in anchors])})
 
 
 def answer_selection(prompt: str) -> str:
@@ -122,7 +122,8 @@ def answer_selection(prompt: str) -> str:
     ladder_text, _, _ = rest.partition("\n\nLOOK-AHEAD ROLLOUTS")
     pieces = re.split(r"^\[([AR]\d+)\]$", ladder_text, flags=re.MULTILINE)[1:]
     ladder = {
-        name: score(unquoted(text.strip("\n")), rubrics) for name, text in zip(pieces[::2], pieces[1::2], strict=True)
+        name: rubric_score(unquoted(text.strip("\n")), rubrics)
+        for name, text in zip(pieces[::2], pieces[1::2], strict=True)
     }
     low, high = min(ladder.values()), max(ladder.values())
     chosen: list[str] = []
@@ -172,7 +173,7 @@ def unquoted(text: str) -> str:
     return re.sub("^> ", "", text, flags=re.MULTILINE)
 
 
-def score(response: str, rubrics: list[tuple[int, str]]) -> float:
+def rubric_score(response: str, rubrics: list[tuple[int, str]]) -> float:
     """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]. An empty response has 0.
 
     A rubric with a negative weight names a fault. It counts as far as the response does not meet it.

@@ -22,7 +22,7 @@ from . import progress
 from .buffer_sizes import buffer_size_table
 from .buffer_table import TABLE_FILE
 from .card_template import Markdown, code, escaped, fill_card
-from .progress import Duels, duel_of
+from .progress import DuelResult, duel_of
 
 MODEL_CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 PAPER = {
@@ -171,7 +171,7 @@ def judging(store: BufferStore) -> dict[str, Any]:
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
 
 
-def duel_line(duel: Duels | None) -> str | None:
+def duel_line(duel: DuelResult | None) -> str | None:
     """Return what the card says of duels between the first and the last epoch, if there were any."""
     if not duel:
         return None

@@ -96,7 +96,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
+def compare_visits(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     """Compare the later visit of each pair with the earlier one, over the anchors that both share.
 
     Args:
@@ -106,11 +106,11 @@ def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     Example:
 
     ```python
-    from rankbuffer_trl.monitoring.progress import Visit, compare
+    from rankbuffer_trl.monitoring.progress import Visit, compare_visits
 
     before = [Visit(f"q{i}", 0, 0, {"a": 3 + i % 2, "b": 1}, placed=8) for i in range(40)]
     after = [Visit(f"q{i}", 1, 1, {"a": 5 + i % 2, "b": 3}, placed=8) for i in range(40)]
-    print(compare(zip(before, after)))  # 69 % (68 % to 71 %)
+    print(compare_visits(zip(before, after)))  # 69 % (68 % to 71 %)
     ```
     """
     gains, losses = [], []
@@ -211,7 +211,7 @@ def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparis
     for each in found.values():
         for earlier, later in pairwise(each):
             pairs[later.epoch].append((earlier, later))
-    return {epoch: compare(pairs[epoch]) for epoch in sorted(pairs)}
+    return {epoch: compare_visits(pairs[epoch]) for epoch in sorted(pairs)}
 
 
 def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
@@ -231,7 +231,7 @@ def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
         return None
     newest = [placements(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
     pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
-    return compare(pairs) if pairs else None
+    return compare_visits(pairs) if pairs else None
 
 
 def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]:
@@ -250,7 +250,7 @@ def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]
 
 
 @dataclass(frozen=True)
-class Duels:
+class DuelResult:
     """The duels of a run between the first and the last of its `epochs`, see `rankbuffer-compare`."""
 
     run: str
@@ -260,7 +260,7 @@ class Duels:
     won: Comparison
 
 
-def duel_of(path: Path, store: BufferStore) -> Duels | None:
+def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
     """Return the result of the duels of a run, `None` if there is none, or if it is of another run.
 
     Raises:
@@ -270,7 +270,7 @@ def duel_of(path: Path, store: BufferStore) -> Duels | None:
     if not file.exists():
         return None
     try:
-        found = read_json(file, Duels)
+        found = read_json(file, DuelResult)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
     return found if found.run == history.run_id(store) else None

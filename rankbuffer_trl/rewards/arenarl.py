@@ -74,7 +74,7 @@ class ArenaRL(RewardMethod):
 
     async def _play(self, group: RolloutGroup, pairs: Sequence[Pair], judge: Judge) -> dict[Pair, dict[int, float]]:
         """Return the mean scores of each pair's rollouts over both orders; nothing if both judgments failed."""
-        verdicts = await judge.ask_all(in_both_orders(group, pairs))
+        verdicts = await judge.ask_all(pair_questions(group, pairs))
         results = {}
         for (a, b), forth, back in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
             judged = [scores for scores in (forth, back and back[::-1]) if scores is not None]
@@ -97,7 +97,7 @@ def opening(ids: Sequence[int]) -> list[Pair]:
     return [(ids[0], i) for i in ids[1:]]
 
 
-def in_both_orders(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
+def pair_questions(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
     """Return two questions per pair: one in the pair's order, then one in the reverse order."""
     texts = {rollout.id: rollout.text for rollout in group.rollouts}
     return [

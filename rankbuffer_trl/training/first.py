@@ -18,7 +18,7 @@ def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
     return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
 
 
-def some(method: RewardMethod, asked: list[Question]) -> list[Question]:
+def require_questions(method: RewardMethod, asked: list[Question]) -> list[Question]:
     """Return the questions that a method asks at first.
 
     Raises:
@@ -40,7 +40,9 @@ def first_question(scorer: GroupScorer, query: Query) -> None:
         [`JudgeError`]: if there is no valid answer in time.
     """
     groups = (stand_in(query, G) for G in (2, 3, 4, 8, 16, 64))  # a method may ask nothing about a small group
-    question = some(scorer.method, next(filter(None, map(partial(first_questions, scorer.method), groups)), []))[0]
+    question = require_questions(
+        scorer.method, next(filter(None, map(partial(first_questions, scorer.method), groups)), [])
+    )[0]
     for judge in scorer.judges:
         asker = judge.for_method(on_spent=scorer.store.spend)
         scorer.run(asker.first_question(question, scorer.step_timeout))

@@ -30,7 +30,7 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.stems import WORD
 from rankbuffer_trl.store import BufferStore, history
@@ -62,7 +62,7 @@ class Measure:
 
     def rubric_score(self, query_id: str, text: str) -> float:
         """Return the weighted rubric score, 0 to 100."""
-        return 100 * score(text, self.rubrics[query_id])
+        return 100 * rubric_score(text, self.rubrics[query_id])
 
     def __call__(self, query_id: str, text: str) -> dict[str, float]:
         """Return all measures of one response, by name."""
