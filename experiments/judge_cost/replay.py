@@ -54,6 +54,10 @@ OURS = {
     "List, 2 + 2": Row("listwise", {"passes": 2, "rerank_disputed": True}),
     "List, 4 looks": Row("listwise", {"passes": 4, "rerank_disputed": False}),
 }
+BLOCKS = {  # of groups that are larger than a prompt
+    f"Lists of {block}, {n} times": Row("listwise", {"passes": n, "rerank_disputed": False, "block": block})
+    for block, n in ((8, 2), (8, 4), (4, 4))
+}
 RELATIVES = {"RULER": Row("ruler")}
 SOFT = {
     "Soft ratings": Row("ratings_soft"),
@@ -66,7 +70,7 @@ SOFT = {
     "Sampled pairs, strength": Row("pairs_soft", {"reward": "strength"}, samples=5),
     "Sampled pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}, samples=5),
 }
-ROWS = PAPER | OURS | RELATIVES | SOFT
+ROWS = PAPER | OURS | BLOCKS | RELATIVES | SOFT | {"RankBuffer, 8 anchors": Row("rankbuffer", {"max_anchors": 8})}
 
 
 class SimulatedJudge:

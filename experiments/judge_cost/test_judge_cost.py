@@ -1,5 +1,6 @@
 """The replay: the page has the record's tables, replays give the record again, and cosines have an oracle."""
 
+import json
 from dataclasses import replace
 from random import Random
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.judge_cost import large_groups
 from experiments.judge_cost.replay import RECORD, Agreement, Counts, Outcome, Replay, read_record, run_all
 from experiments.judge_cost.run import DOUBTED, SETTINGS, compare_doubts
 from experiments.pages import rows_by_head, tables_of
@@ -36,6 +38,14 @@ def test_the_tables_of_the_page_are_those_of_the_record():
     shown = [(head, rows) for head, *rows in tables_of(PAGE) if head in made]
     assert len(shown) == 1 and not [row for head, rows in shown for row in rows if row not in made[head]]
     assert list(taus["tau"]) == list(DOUBTED)
+
+
+def test_the_tables_of_larger_groups_are_those_of_their_record_which_a_replay_gives_again():
+    record = json.loads(large_groups.RECORD.read_text())
+    assert all(table in PAGE.read_text() for table in large_groups.tables(record).split("\n\n"))
+    world, errors = World(rollouts=64), JudgeErrors(crowd=1.4)
+    tau = Replay("Lists of 8, 2 times", world, large_groups.ROLLOUTS // 64, errors)().counts().tau
+    assert round(tau, 3) == record["64"]["Lists of 8, 2 times"]["tau, noise 0.09, crowd 1.4"]
 
 
 @pytest.mark.slow
