@@ -33,6 +33,7 @@ REPLAY, TOY_POLICY = (ROOT / "experiments" / name / "README.md" for name in ("ju
 WEAK_JUDGE = ROOT / "experiments" / "weak_judge" / "weak_judge.json.gz"
 RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"
 BEGIN, END = "<!-- python docs/make_recipes.py writes this table -->\n", "<!-- end -->\n"
+LARGE_GROUPS = REPLAY.parent / "large_groups.json"
 GROUPS = 4000  # of a run of the paper's size
 IN_REPLAY = {
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gpg"), "GRPO"),
@@ -44,6 +45,7 @@ IN_REPLAY = {
     **{f"rankbuffer_k0_{k}": f"RankBuffer, K0={k}" for k in (2, 7)},
     **{f"rankbuffer_bootstrap_k0_{k}": f"RankBuffer-Bootstrap, K0={k}" for k in (2, 7)},
     **{"listwise_one": "List", "listwise_two": "List, 2 looks", "listwise": "List, 2 + 2"},
+    "listwise_blocks": "Lists of 8, 2 times",
     **{"ruler": "RULER", "ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs, rank"},
     **{"rankbuffer_soft": "RankBuffer, soft"},
 }
@@ -85,13 +87,21 @@ def costs() -> dict[str, tuple[float, float]]:
         found.setdefault(name, (number(row["calls/group"]), number(row["tokens/group"]) / 1000))
     for name, row in rows_with(REPLAY, "reads", "ktokens/group").items():
         found.setdefault(name, (number(row["calls/group"]), number(row["ktokens/group"])))
-    return found
+    return {name: (row["calls"], row["ktokens"]) for name, row in of_sixteen().items()} | found
+
+
+def of_sixteen() -> dict[str, dict[str, float]]:
+    """Return the rows of groups of 16: questions, thousand tokens, and tau under each judge."""
+    return json.loads(LARGE_GROUPS.read_text())["16"]
 
 
 def agreements() -> dict[str, str]:
     """Return tau of each row of the replay: at noise 0.09, or under the judge with doubts, which has a dagger."""
     found = {name: row["0.09"] for name, row in rows_with(REPLAY, "noise", "0.03", "0.09").items()}
     found["Pairwise Rank"] = found["RRC-SCR"]  # the same questions
+    found |= {
+        name: f"{row['tau, noise 0.09, crowd 1']:.3f} ‡" for name, row in of_sixteen().items() if name not in found
+    }
     doubts = rows_with(REPLAY, "reads", "tau")
     return {name: f"{row['tau']} †" for name, row in doubts.items() if row["reads"] == "probabilities"} | found
 

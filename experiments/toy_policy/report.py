@@ -23,7 +23,8 @@ BUFFERS = (
 OURS = ("listwise_one", "listwise_two", "listwise")
 RELATIVES = ("ruler",)  # of another tool
 SOFT = ("ratings_soft", "pairs_soft", "rankbuffer_soft")  # they read probabilities
-BEYOND = (*OURS, *RELATIVES, *SOFT)
+LARGE = ("listwise_blocks",)  # ours, for groups of more than 8
+BEYOND = (*OURS, *LARGE, *RELATIVES, *SOFT)
 CLAIMED = (  # a row for each comparison; the strongest ranking: RRC-SCR in the paper, Tournament-GRPO or RRC-SCR here
     "grpo",
     "gdpo",
