@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import pytest
@@ -33,6 +34,7 @@ from rankbuffer_tools.batch.ask import (
     digest,
     hash_request,
     pilot_of,
+    progress,
 )
 from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_tools.batch.server_check import check_judge, longest_need, servers_of
@@ -133,6 +135,12 @@ def test_jobs_over_one_log_ask_what_has_no_answer_yet_and_add_up_what_was_paid_f
             assert totals.spent_prompt_tokens == spent, "failures are charged to the run in which they happen"
             with AnswerLog(path) as log:
                 assert len(log) == log.totals().calls == len(known)
+
+
+def test_progress_shows_the_rate_of_a_slow_judge():
+    column = progress().columns[3]
+    assert column.render(SimpleNamespace(finished_speed=None, speed=0.05)) == "3 a minute"
+    assert column.render(SimpleNamespace(finished_speed=None, speed=None)) == ""
 
 
 def test_ask_many_writes_nothing_without_a_log(tmp_path, monkeypatch):

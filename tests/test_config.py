@@ -294,7 +294,7 @@ def test_judge_is_what_the_fields_say():
             assert (client.decoding, client.free_tokens) == (guarded.judge_decoding, guarded.judge_free_tokens)
             assert client.samples == guarded.judge_samples
             assert client.endpoint.request == (guarded.judge_request or {})
-            assert client._slots._value == guarded.judge_concurrency
+            assert client.turns.most == guarded.judge_concurrency
             inner = client._client
             assert str(inner.base_url) == f"{client.url}/"
             assert (inner.timeout, inner.max_retries) == (guarded.judge_timeout, guarded.judge_max_retries)

@@ -339,12 +339,22 @@ def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapp
 
 
 def progress() -> "Progress":
-    """Make a progress bar with counts. It is shown only if standard error is a terminal."""
+    """Make a progress bar with counts and a rate. It is shown only if standard error is a terminal."""
     from rich.console import Console  # here, so that a judge alone starts at once
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> str:
+            speed = task.finished_speed or task.speed
+            return f"{60 * speed:.3g} a minute" if speed else ""
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), Remaining())
+    shown = sys.stderr.isatty()
+    # A slow judge answers once in some minutes.
+    return Progress(
+        *columns, console=Console(stderr=True), disable=not shown, transient=True, speed_estimate_period=600
+    )
 
 
 def shortened(keys: Sequence[str], most: int = 5) -> str:

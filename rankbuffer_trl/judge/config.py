@@ -56,7 +56,7 @@ class ServersConfig:
         judge_max_attempts (`int`, *optional*, defaults to `3`):
             Number of times that a question is asked, at most, if its answers are malformed.
         judge_concurrency (`int`, *optional*, defaults to `64`):
-            Requests in flight at once, per server.
+            Requests in flight at once, per server. There are fewer while a server does not answer so many in time.
         judge_prompt_price (`float`, *optional*):
             Price of a million prompt tokens, for the cost that is shown and for `judge_price_budget`.
         judge_cached_price (`float`, *optional*):

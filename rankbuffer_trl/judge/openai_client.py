@@ -18,6 +18,7 @@ from .errors import ECHOED, TransportError, masked
 from .http import Limits, ReadTimeout, Request, Response
 from .judge import SAMPLES, Askable
 from .ledger import Reply, Tally
+from .turns import Turns
 
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
@@ -27,6 +28,7 @@ MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 CHAT = "/chat/completions"
+SLOW = (408, 504, 524)  # what gateways answer when the server behind them is too slow
 NO_CREDIT = re.compile(  # in the fields for programs; in words, Gemini says "quota" and "billing" of a limit a minute
     rb'"(code|type|error_type|status)"\s*:\s*"(insufficient_(quota|balance|funds|credits)|billing_hard_limit_reached'
     rb'|billing_not_active|exceeded_current_quota_error|Arrearage)"',
@@ -91,7 +93,7 @@ class OpenAIClient:
         self.decoding = decoding
         self.free_tokens = free_tokens
         self.samples = samples
-        self._slots = asyncio.Semaphore(self.endpoint.concurrency)
+        self.turns = Turns(self.endpoint.concurrency, f"the {self.role} server {url}")
         self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
         self._client = AsyncOpenAI(
             base_url=url,
@@ -99,7 +101,7 @@ class OpenAIClient:
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.max_retries,
             default_headers=dict(self.endpoint.headers),
-            http_client=BoundedClient(self.endpoint.timeout),
+            http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
         self._hasty = self._client.with_options(max_retries=0)
 
@@ -113,7 +115,7 @@ class OpenAIClient:
         if fields["seed"] is not None:
             fields["seed"] += seed
         body = self._body(messages=messages, **fields)
-        async with self._slots:
+        async with self.turns:
             started = time.perf_counter()
             tally.server = self.server
             tally.attempts += 1
@@ -276,9 +278,11 @@ class BoundedClient(DefaultAioHttpClient):
     Args:
         timeout (`float`):
             Seconds without a byte. An answer may take `TOTAL_TIMEOUTS` times as long in all.
+        turns ([`Turns`]):
+            Told which chats were answered in time.
     """
 
-    def __init__(self, timeout: float):
+    def __init__(self, timeout: float, turns: Turns):
         super().__init__(
             timeout=timeout,
             mounts=DIRECT,
@@ -289,6 +293,7 @@ class BoundedClient(DefaultAioHttpClient):
             limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
         self._seconds = TOTAL_TIMEOUTS * timeout
+        self._turns = turns
 
     async def send(self, request: Request, **kwargs: Any) -> Response:
         """Send a request and read its whole answer.
@@ -296,6 +301,21 @@ class BoundedClient(DefaultAioHttpClient):
         Raises:
             [`UnreadableAnswer`]: if the answer is too large or compressed in an unknown way.
         """
+        if not request.url.path.endswith(CHAT):
+            return await self._send_whole(request, **kwargs)
+        if request.headers.get("x-stainless-retry-count", "0") != "0":
+            await self._turns.again()
+        cuts = self._turns.cuts
+        try:
+            response = await self._send_whole(request, **kwargs)
+        except ReadTimeout:
+            self._turns.ended(cuts, late=True)
+            raise
+        if response.is_success or response.status_code in SLOW:
+            self._turns.ended(cuts, late=response.status_code in SLOW)
+        return response
+
+    async def _send_whole(self, request: Request, **kwargs: Any) -> Response:
         try:
             async with asyncio.timeout(self._seconds):
                 response = await super().send(request, **kwargs | {"stream": True})
