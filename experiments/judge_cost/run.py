@@ -124,13 +124,13 @@ def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
     disputed, two = ("List, 2 + 2", "RRC-SCR"), ("List, 2 looks", "RankBuffer")
     return {
         " / ".join(disputed): {
-            "tau": round(min(tau_ratio(sharp, noise, *disputed) for noise in NOISES), 3),
-            "tokens": round(max(token_ratio(sharp, noise, *disputed) for noise in NOISES), 3),
+            "tau": round(min(tau_ratio(sharp, noise, *disputed) for noise in NOISES), 4),
+            "tokens": round(max(token_ratio(sharp, noise, *disputed) for noise in NOISES), 4),
         },
         " / ".join(two): {
-            "tau": round(min(tau_ratio(sharp, noise, *two) for noise in NOISES), 3),
-            "tau, bias 0.25": round(min(tau_ratio(settings["bias 0.25"], noise, *two) for noise in NOISES), 3),
-            "tokens": round(max(token_ratio(sharp, noise, *two) for noise in NOISES), 3),
+            "tau": round(min(tau_ratio(sharp, noise, *two) for noise in NOISES), 4),
+            "tau, bias 0.25": round(min(tau_ratio(settings["bias 0.25"], noise, *two) for noise in NOISES), 4),
+            "tokens": round(max(token_ratio(sharp, noise, *two) for noise in NOISES), 4),
         },
         "best tau at crowd 1.4": {f"{noise:g}": winner(settings["crowd 1.4"], noise) for noise in NOISES},
     }
@@ -166,7 +166,7 @@ def compare_paper(world: World, queries: int, few: int, run: Replayed) -> tuple[
         cost_table(outcomes),
         reward_table(outcomes, f"noise {JudgeErrors.noise:g}"),
         buffer_table(outcomes["RankBuffer"], queries),
-        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in (*COMPARED, *RELATIVES)}),
+        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in counted}),
         share_table(by_length, "tokens of a rollout"),
         acuity_table(by_noise),
         share_table(by_noise, "noise"),

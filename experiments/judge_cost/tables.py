@@ -43,13 +43,12 @@ def beside(ours: float, paper: float, form: str) -> list[str]:
     return [format(ours, form), *((format(paper, form), f"{ours / paper:.2f}") if paper else ("", ""))]
 
 
-def beyond_table(outcomes: Mapping[str, Counts], labels: Sequence[str] = COMPARED) -> Table:
+def beyond_table(outcomes: Mapping[str, Counts]) -> Table:
     """Show what methods cost and how well they rank: our own, next to RRC-SCR and RankBuffer."""
     columns = ("calls/group", "rounds", "tokens/group", "/ RRC-SCR", "computed", "/ RRC-SCR", "tau", "cosine")
     table = Table(Column(no_wrap=True), *columns, title="Cost and accuracy")
     scr = outcomes["RRC-SCR"]
-    for label in labels:
-        outcome = outcomes[label]
+    for label, outcome in outcomes.items():
         table.add_row(
             label,
             f"{outcome.calls / outcome.groups:.2f}",

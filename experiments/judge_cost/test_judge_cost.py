@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.judge_cost import large_groups
 from experiments.judge_cost.replay import RECORD, Agreement, Counts, Outcome, Replay, read_record, run_all
-from experiments.judge_cost.run import DOUBTED, SETTINGS, compare_doubts
+from experiments.judge_cost.run import SETTINGS, compare_doubts, compare_paper, compare_worlds
 from experiments.pages import rows_by_head, tables_of
 from experiments.simulated_judge import WORLDS, JudgeErrors, World
 
@@ -33,11 +33,20 @@ def kept(replays):
 
 
 def test_the_tables_of_the_page_are_those_of_the_record():
-    tables, taus = compare_doubts(World(), 40, kept)
-    made = rows_by_head(tables)
+    (paper, found), (worlds, _), (doubts, _) = (
+        compare_paper(World(), 1000, QUERIES, kept),
+        compare_worlds(World(), QUERIES, kept),
+        compare_doubts(World(), 40, kept),
+    )
+    made = rows_by_head([*paper, *worlds, *doubts])
     shown = [(head, rows) for head, *rows in tables_of(PAGE) if head in made]
-    assert len(shown) == 1 and not [row for head, rows in shown for row in rows if row not in made[head]]
-    assert list(taus["tau"]) == list(DOUBTED)
+    assert len(shown) == 8 and not [row for head, rows in shown for row in rows if row not in made[head]]
+    page, (four, two, _) = PAGE.read_text(), found["goals"].values()
+    ratios = [found[name] for name in ("call_ratio", "token_ratio", "computed_ratio", "tau_ratio")]
+    goals = four["tau"], two["tau"], two["tau, bias 0.25"]
+    for text in (*(f" {each:.3f} | " for each in ratios), *(f"| {each:.2f} to " for each in goals)):
+        assert text in page
+    assert f"to {four['tokens']:.2f} |" in page and f"| {two['tokens']:.2f} |" in page
 
 
 def test_the_tables_of_larger_groups_are_those_of_their_record_which_a_replay_gives_again():
@@ -50,17 +59,19 @@ def test_the_tables_of_larger_groups_are_those_of_their_record_which_a_replay_gi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("label", "name", "noise", "tau"),
+    ("label", "name", "noise"),
     [
-        ("RankBuffer", "independent", 0.3, 0.456),
-        ("List", "bias 0.25", 0.15, 0.597),
-        ("List, 4 looks", "bias 0.25, edges", 0.3, 0.640),
-        ("List, 2 + 2", "biased, crowd 1.4", 0.0, 0.752),
-        ("RRC-SCR", "careful, crowd 1", 0.0, 0.869),
+        ("RankBuffer", "independent", 0.3),
+        ("List", "bias 0.25", 0.15),
+        ("List, 4 looks", "bias 0.25, edges", 0.3),
+        ("List, 2 + 2", "biased, crowd 1.4", 0.0),
+        ("RRC-SCR", "careful, crowd 1", 0.0),
     ],
 )
-def test_replay_gives_the_figure_of_the_readme_again(label, name, noise, tau):
-    assert round(Replay(label, World(), QUERIES, judge(name, noise))().counts().tau, 3) == tau
+def test_replay_gives_the_record_again(label, name, noise):
+    replays = [Replay(label, World(), QUERIES, judge(name, noise), count) for count in (False, True)]
+    (replay,) = (each for each in replays if repr(each) in RECORDS)
+    assert run_all({0: replay}, 1) == kept({0: replay})
 
 
 def test_run_all_makes_what_a_record_lacks_and_nothing_else():
