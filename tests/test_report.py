@@ -305,6 +305,7 @@ def test_headlines_and_facts_of_a_run_without_an_answer_that_had_a_reader(tmp_pa
     made.commit(0, [(conftest.group(conftest.numbers("q"), "- -", 0, 0), GroupScore((-1.0, -1.0)))], calls)
     run = Run("run", made.path, made)
     found, facts = headlines_of(run, None, lambda query_id, text: 1.0), facts_of(run, 1)
+    assert [row["kind"] for row in tables.kind_table(made)] == ["pass"], "not the older name that the ledger has"
     made.close()
     assert found["responses of the policy judged"] == "2" and facts["method"] == "listwise"
 

@@ -6,6 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from rankbuffer_trl.judge.ledger import KIND_NAMES
+
 from .results import SOFT, Audit, verdict
 
 
@@ -61,9 +63,8 @@ def cost_table(audit: Audit) -> Table:
         malformed = share(form.first_malformed, form.first_answers)
         unreachable = f", {form.unreachable:,} unreachable" if form.unreachable else ""
         missing = f"{form.without_verdict:,}{unreachable}"
-        table.add_row(
-            cost.kind, f"{form.questions:,}", malformed, missing, *tokens, f"{1000 * cost.median_seconds:,.1f}"
-        )
+        kind = KIND_NAMES.get(cost.kind, cost.kind)
+        table.add_row(kind, f"{form.questions:,}", malformed, missing, *tokens, f"{1000 * cost.median_seconds:,.1f}")
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge.ledger import KIND_NAMES
 from rankbuffer_trl.monitoring.buffer_sizes import epoch_ends
 from rankbuffer_trl.monitoring.probes import NAMES, probe, summary
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
@@ -98,7 +99,7 @@ def kind_table(store: BufferStore) -> list[Row]:
     kinds = sorted(_ledger(store, "kind"), key=lambda entry: -entry[1].calls)
     return [
         {
-            "kind": kind,
+            "kind": KIND_NAMES.get(kind, kind),
             "calls": sums.calls,
             "failures": sums.failures,
             "attempts": (requests := sums.attempts - cancelled.attempts),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 FAILURES = ("malformed", "unreachable")
 REFERENCE = "reader"  # the method of the calls of a reference judge, which scores some groups again
+KIND_NAMES = {"look": "pass", "again": "rerank"}  # what tables show for kinds whose names in ledgers are older
 # tokens of one request: far above any context, and four billion such counts fit into SQLite's integer
 MOST_TOKENS = 2**31 - 1
 ANSWER_KEPT = 4000  # characters of a last answer that a call keeps for messages to people
