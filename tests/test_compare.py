@@ -23,7 +23,8 @@ from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.batch.engines import model_identity
+from rankbuffer_tools.batch.engines import TransformersEngine
+from rankbuffer_tools.batch.sampling import Prompt, SamplingConfig
 from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare import duel
 from rankbuffer_tools.compare.command import main
@@ -373,13 +374,16 @@ def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, 
     assert {tuple(pair[1:]) for pair in found_in(tmp_path, "o.json")["answers"].values()} == {("Boil it.",) * 2}
 
 
-def test_identity_is_another_one_after_more_training(tiny_policy, tmp_path):
-    path = shutil.copytree(tiny_policy, tmp_path / "m")
-    before = model_identity(str(path))
-    assert before == model_identity(str(path)) and model_identity("org/model") == "org/model"
-    weights = path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\1\2\3\4")
-    assert model_identity(str(path)) != before, "its old answers do not count as its own"
+def test_a_policy_that_was_trained_further_answers_anew(tiny_policy, tmp_path):
+    path, prompt = shutil.copytree(tiny_policy, tmp_path / "m"), Prompt("p", [{"role": "user", "content": "Why?"}])
+    weights, counts = path / "model.safetensors", []
+    for change in (b"", b"", b"\1\2\3\4"):
+        if change:
+            weights.write_bytes(weights.read_bytes()[: -len(change)] + change)
+        made = TransformersEngine(str(path), None, SamplingConfig(max_new_tokens=4))
+        made.respond([prompt], tmp_path / "samples.jsonl", "")
+        counts.append(len((tmp_path / "samples.jsonl").read_text().splitlines()))
+    assert counts == [1, 1, 2], "its old answers do not count as its own"
 
 
 def test_a_comparison_of_stored_answers_loads_no_torch(words, tmp_path):
