@@ -129,6 +129,8 @@ PASSING = {  # what the server does: (handler, transport retries allowed, reques
     "429 inside once": (once(inside(error=BUSY)), 1, 2),
     "502 in a choice once": (once(inside(choices=[choice("", "error", error=BEHIND)])), 1, 2),
     **{f"{word} once": (once(inside(choices=[choice(GOOD, word)])), 1, 2) for word in ("abort", "network_error")},
+    "errors in a list once": (once(inside(success=False, errors=[{"code": 7009, "message": "try again"}])), 1, 2),
+    "a model that loads once": (once(inside(choices=[choice("", None, done_reason="load")])), 1, 2),
     "an error without a name once": (once(inside(code=429, message="slow down")), 1, 2),
     "no choices once": (once(inside(choices=None)), 1, 2),
     "a rate limit in words once": (once(inside(error={"code": "rate_limit_exceeded", "message": "slow"})), 1, 2),
@@ -164,7 +166,9 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     },
     "control characters": (refusing(400, "\x1b[2J\nBuy \x00now\u202e"), 0, 1, "refused", r"0: \x1b[2J\nBuy \x00now"),
     "half an emoji in an error": (refusing(400, SURROGATE), 0, 1, "refused", r"HTTP 400: I would say \ud83d"),
-    "HTML page": (body(b"<html>Welcome to nginx</html>", "text/html"), 2, 1, "refused", NO_CHAT),
+    "HTML page": (body(b"<html>Welcome to nginx</html>", "text/html"), 2, 1, "refused", "web page: does judge_url"),
+    "an error that is a text": (body(b'{"error": "bad seed"}', code=422), 2, 1, "refused", "HTTP 422: bad seed"),
+    "a list of details": (body(b'{"detail": [{"msg": "no seed"}]}', code=422), 2, 1, "refused", "HTTP 422: no seed"),
     "no body": (body(b" ", headers=SOON), 1, 2, "busy", "it ends too early"),
     "half a JSON": (body(b'{"choices": [', headers=SOON), 1, 2, "busy", "it ends too early"),
     "half a string": (body(b'{"choices": [{"mess', headers=SOON), 1, 2, "busy", "it ends too early"),
@@ -185,6 +189,7 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "502 inside": (inside(choices=[choice("", None, error=BEHIND)]), 1, 2, "down", "error: upstream closed"),
     "a list of an error": (body(b'[{"error": {"code": 503, "message": "later"}}]'), 0, 1, "down", "HTTP 503: inside"),
     "a key refused inside": (inside(error={"type": "authentication_error"}), 2, 1, "refused", "see judge_api_key_env"),
+    "a stream with a comment": (body(b": wait\n\ndata: {}\n"), 2, 1, "refused", "it streams its answer"),
     "a stream": (body(b'data: {"choices": []}\n\ndata: [DONE]\n'), 2, 1, "refused", "it streams its answer"),
     "null message": (inside(choices=[{"message": None}]), 2, 1, "refused", NO_CHAT),
     "a number": (saying(7), 0, 1, "refused", NO_CHAT),
@@ -283,6 +288,9 @@ def test_client_waits_as_long_as_a_server_says(fault, question, monkeypatch):
     soon = formatdate(time.time() + 50, usegmt=True)
     for code, header in ((429, "3"), (503, soon)):
         assert ask(fault.judge(once(status(code, headers={"Retry-After": header})), 1), question)[0] == 1
+    late = fault.judge(status(429, headers={"Retry-After": formatdate(time.time() + 500, usegmt=True)}), 1)
+    ask(late, question)
+    assert 400 < late.client.fault.retry_after <= 500
     seconds, until_the_date = [each for each in slept if each > 0]
     assert seconds == 3
     assert 3 < until_the_date <= 50
@@ -431,9 +439,10 @@ def test_client_reads_token_counts_where_there_are_any(fault, question):
     ):
         verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
         assert (verdict, call.outcome, call.usage.prompt, call.usage.cached) == (1, "parsed", prompt, 0), usage
-    for usage in ({"prompt_tokens_details": 3}, "many", [1]):
-        _, call = ask(fault.judge(saying(GOOD, usage), 0), question)
-        assert all(type(count) is int for count in (*call.usage, *call.spent)), usage
+    assert ask(fault.judge(saying(GOOD, {"input_tokens": 20, "output_tokens": 5}), 0), question)[1].usage == (20, 0, 5)
+    for usage in ({"prompt_tokens_details": 3}, {"prompt_tokens_details": ["x"]}, "many", [1]):
+        verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
+        assert verdict == 1 and all(type(count) is int for count in (*call.usage, *call.spent)), usage
 
 
 # Looks at a server

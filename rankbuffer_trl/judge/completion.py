@@ -23,7 +23,7 @@ STATUSES = (  # what an error without a number is, by its own words
         500,
         re.compile(
             r"^error$|abort|cancel|insufficient.?system|network|overload|unavailable|capacity|internal|server.?error"
-            r"|upstream|gateway|time.?out|timed.?out|try.?again|loading",
+            r"|upstream|gateway|time.?out|timed.?out|try.?again|^load$|loading",
             re.I,
         ),
     ),
@@ -94,13 +94,16 @@ def reason_of(choice: dict) -> str:
     return str(reason.get("type", "") if isinstance(reason, dict) else reason)  # SGLang has an object
 
 
-def read_usage(usage: dict | None) -> Usage:
+def read_usage(usage: Any) -> Usage:
     """Read the token counts of an answer as they are. What a server does not report counts as zero."""
-    usage = usage or {}
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, usage.get("completion_tokens") or 0
+    usage = usage if isinstance(usage, dict) else {}  # an odd count is no reason to lose an answer that is paid for
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    prompt, completion = (
+        usage.get(f"{one}_tokens") or usage.get(f"{other}_tokens") or 0
+        for one, other in (("prompt", "input"), ("completion", "output"))
     )
+    return Usage(prompt, cached or 0, completion)
 
 
 def fault_in_content(content: bytes) -> tuple[int, str] | None:
@@ -129,7 +132,7 @@ def fault_in(body: Any) -> tuple[int, str] | None:
             broken = not FINISHED.fullmatch(reason) and not FILTER.search(reason) and status_of(reason) >= 429
             if error := choice.get("error") or (reason if broken else None):
                 return status_of(error), words_of(error)
-    error = body.get("error") or (None if choices else body.get("base_resp"))
+    error = body.get("error") or first_of(body.get("errors")) or (None if choices else body.get("base_resp"))
     if not error and not choices and words_of(body):
         error = body
     if error:
@@ -152,11 +155,11 @@ def words_of(error: Any) -> str:
     error = first_of(error)
     if not isinstance(error, dict):
         return error if isinstance(error, str) else ""
-    if error.get("error"):
-        return words_of(error["error"])
+    if inner := error.get("error") or error.get("errors"):
+        return words_of(inner)
     behind = error.get("metadata")
-    said = [*(error.get(name) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
-    return ": ".join(each for each in said if isinstance(each, str) and each)
+    said = [*(first_of(error.get(name)) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
+    return ": ".join(filter(None, (each if isinstance(each, str) else words_of(each) for each in said)))
 
 
 def first_of(body: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -142,10 +143,16 @@ class OpenAIClient:
                 said=self._without_key(said[:MOST_WORDS]),
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            if response.content.lstrip().startswith(b"data:"):
+            begins = response.content.lstrip()
+            if begins.startswith((b"data:", b"event:", b":")):
                 raise self._error(
                     "it streams its answer, which was not asked for: name a server that does not"
                 ) from None
+            if begins.startswith(b"<"):
+                page = (
+                    f"not a chat completion but a web page: does {self.role}_url name the interface, such as .../v1?"
+                )
+                raise self._error(page) from None
             raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
 
     async def models(self) -> dict[str, int | None]:
@@ -235,11 +242,13 @@ class OpenAIClient:
                 text += "; the environment names a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY (not for NO_PROXY)"
             return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        said = words_of(error.body) if isinstance(error.body, dict | list) else ""  # a text may be any page
+        said, headers = "", error.response.headers
+        with suppress(ValueError, RecursionError):  # of what is no JSON, which may be any page
+            said = words_of(error.response.json())
         text = (said or f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
             text = (
-                f"a redirect to {error.response.headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
+                f"a redirect to {headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
                 f" if that is the {self.role}, name it in {self.role}_url"
             )
         if status in (401, 403):
@@ -247,8 +256,8 @@ class OpenAIClient:
             variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
         fault = self._error(f"HTTP {status}: {text}", fault_of(status), status)
-        with suppress(ValueError):  # of a date, which few servers send
-            fault.retry_after = max(0.0, float(error.response.headers.get("retry-after", "")))
+        with suppress(ValueError, OverflowError):
+            fault.retry_after = seconds_until(headers.get("retry-after", ""))
         return fault
 
     def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
@@ -363,6 +372,15 @@ def fault_of(status: int) -> str:
 def retries(end: Response | APIStatusError | APIConnectionError | UnreadableAnswer) -> int:
     """Count how often the request was sent again until its answer or error."""
     return int(end.request.headers.get("x-stainless-retry-count", 0))
+
+
+def seconds_until(after: str) -> float:
+    """Return the seconds that a `Retry-After` names, also as a date, or raise `ValueError`."""
+    try:
+        seconds = float(after)
+    except ValueError:
+        seconds = parsedate_to_datetime(after).timestamp() - time.time()
+    return max(0.0, seconds)
 
 
 def context_of(model: Any) -> int | None:
