@@ -18,7 +18,7 @@ from .errors import SettingsError
 from .groups import Query, Rollout, RolloutGroup
 from .judge import ChatClient, Judge, JudgeError
 from .judge.config import JudgeConfig, read_judge
-from .rewards.format import AnswerReader
+from .rewards.format import AnswerExtractor
 from .rewards.method import GroupScore, RewardMethod, load_method
 from .store import BufferStore, StoreError, history
 from .training.step import RESUME, Scoring, Step
@@ -106,7 +106,7 @@ class GroupRanker:
         if not isinstance(config, Judge) and not hasattr(config, "complete"):
             raise SettingsError(f"a {type(judge).__name__} is no judge: pass a Judge, a client, or a judge's settings")
         judge = config if isinstance(config, Judge) else Judge(config)
-        self.answers = AnswerReader(format_check)
+        self.answers = AnswerExtractor(format_check)
         self._folder = TemporaryDirectory(prefix="rankbuffer-")  # of a store that ends with `close`
         self.store = BufferStore(store or Path(self._folder.name) / "live.sqlite")
         self.scoring = Scoring(method, judge, self.store, max_failures, step_timeout)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.rewards.format import (
     Answer,
-    AnswerReader,
+    AnswerExtractor,
     check_format,
     completion_text,
     format_reward,
@@ -118,7 +118,7 @@ TEXTS = ["<think>a</think>b<eos>", "a\n</think>\nb<eos>", "never closed", "x</th
 def read_ids(template: str, check: str = "think", prompts=PROMPTS, **kwargs) -> list[Answer]:
     tokenizer = tokenizer_with(template)
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    return AnswerReader(check, tokenizer, **kwargs).read(prompts, ["ignored"] * len(TEXTS), ids)
+    return AnswerExtractor(check, tokenizer, **kwargs).read(prompts, ["ignored"] * len(TEXTS), ids)
 
 
 def of_trl(name: str) -> str:
@@ -130,7 +130,7 @@ OPENED = [Answer("b", False), Answer("b", True), Answer("", False), Answer("", F
 CLOSED = [Answer("b", False), Answer("b", False), Answer("never closed", True), Answer("", False)]
 
 
-def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
+def test_answer_extractor_knows_whether_the_prompt_began_the_thinking():
     for template, kwargs, answers in (
         (MESSAGES + "\nA:", {}, UNOPENED),
         (ENDS, {}, UNOPENED),
@@ -146,33 +146,33 @@ def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
         assert read_ids(template, chat_template_kwargs=kwargs) == answers, (template, kwargs)
 
 
-def test_answer_reader_knows_whether_it_takes_thoughts_for_answers():
+def test_answer_extractor_knows_whether_it_takes_thoughts_for_answers():
     asked = [{"role": "user", "content": "Why?"}]
 
     def takes(template: str | None, check: str = "none", **kwargs) -> bool:
-        return AnswerReader(check, tokenizer_with(template), kwargs).takes_thoughts(asked)
+        return AnswerExtractor(check, tokenizer_with(template), kwargs).takes_thoughts(asked)
 
     assert takes(of_trl("qwen3")) and takes(of_trl("qwen3"), enable_thinking=True)
     assert not any((takes(MESSAGES), takes(None), takes(of_trl("qwen3"), "think")))
-    assert not AnswerReader().takes_thoughts(asked)
+    assert not AnswerExtractor().takes_thoughts(asked)
     assert takes(of_trl("deepseek_r1_distill")) and not takes(of_trl("deepseek_r1_distill"), "think")
     assert not takes(of_trl("qwen3"), enable_thinking=False) and not takes(of_trl("qwen3_5_nothink"))
 
 
-def test_answer_reader_begins_no_thinking_for_other_checks_plain_prompts_and_texts():
+def test_answer_extractor_begins_no_thinking_for_other_checks_plain_prompts_and_texts():
     assert read_ids(OPENS, check="none")[2] == Answer("never closed", True)
     assert read_ids(OPENS, prompts=["How?"] * 4) == UNOPENED
     completions = [[{"role": "assistant", "content": "b", "reasoning_content": "a"}], "b"]
     answers = [Answer("b", True), Answer("", False)]
-    assert AnswerReader("think", tokenizer_with(OPENS)).read(PROMPTS[:2], completions, None) == answers
-    assert AnswerReader("think").read(PROMPTS[:2], completions, [[1], [2]]) == answers
+    assert AnswerExtractor("think", tokenizer_with(OPENS)).read(PROMPTS[:2], completions, None) == answers
+    assert AnswerExtractor("think").read(PROMPTS[:2], completions, [[1], [2]]) == answers
 
 
-def test_answer_reader_decodes_a_completion_once_until_it_forgets():
+def test_answer_extractor_decodes_a_completion_once_until_it_forgets():
     tokenizer = tokenizer_with(OPENS)
     decode, asked = tokenizer.batch_decode, []
     tokenizer.batch_decode = lambda parts, **kwargs: asked.extend(map(list, parts)) or decode(parts, **kwargs)
-    reader, whole = AnswerReader("none", tokenizer), ([PROMPTS[0]] * 2, ["", ""], [[1, 2], [3]])
+    reader, whole = AnswerExtractor("none", tokenizer), ([PROMPTS[0]] * 2, ["", ""], [[1, 2], [3]])
     early = reader.read([PROMPTS[0]], [""], [[3]])
     assert reader.read(*whole)[1:] == early and asked == [[3], [1, 2]]
     reader.forget()
@@ -180,12 +180,12 @@ def test_answer_reader_decodes_a_completion_once_until_it_forgets():
 
 
 def test_format_reward_is_one_or_zero():
-    answers = AnswerReader("think").read(PROMPTS[:3], ["<think>a</think>b", "b", "<think>a</think>"], None)
+    answers = AnswerExtractor("think").read(PROMPTS[:3], ["<think>a</think>b", "b", "<think>a</think>"], None)
     assert format_reward(extracted_answer=answers, query_id=["x"] * 3) == [1.0, 0.0, 0.0]
     assert format_reward.__name__ == "format_reward"
 
 
-@pytest.mark.parametrize("check", [check_format, AnswerReader])
+@pytest.mark.parametrize("check", [check_format, AnswerExtractor])
 def test_check_format_names_the_fault(check):
     check(TAGGED)
     with pytest.raises(SettingsError, match=r"format_check must be .*'\(\?P<answer' is not one: "):

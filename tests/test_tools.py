@@ -17,7 +17,7 @@ from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.quoting import quote, visible
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.rewards.format import Answer, AnswerReader
+from rankbuffer_trl.rewards.format import Answer, AnswerExtractor
 from rankbuffer_trl.rewards.transcripts import transcript
 from rankbuffer_trl.store.places import LIVE_STORE
 
@@ -225,7 +225,7 @@ TOLD = {"role": "tool", "name": "look_up", "content": SECRET}
 THOUGHT = {"reasoning_content": "hm"}
 
 
-def test_answer_reader_reads_several_turns_from_messages():
+def test_answer_extractor_reads_several_turns_from_messages():
     for check, view, messages, text, well_formed in (
         ("none", "answer", [calls("a"), TOLD, says("b")], "b", True),
         ("none", "answer", [calls(""), TOLD, says("b", **THOUGHT)], "<think>hm</think>b", True),
@@ -244,24 +244,24 @@ def test_answer_reader_reads_several_turns_from_messages():
         (TAGGED, "last_reply", [calls("<answer>a</answer>"), TOLD, says("b")], "a", False),
         (None, None, [says("b", **THOUGHT)], "<think>hm</think>b", True),
     ):
-        reader = AnswerReader(check or "none", tokenizer_with(of_trl("qwen3")), view=view)
+        reader = AnswerExtractor(check or "none", tokenizer_with(of_trl("qwen3")), view=view)
         ids = [1, 2] if len(messages) > 1 else None  # without a mask, these may be the words of a tool
         found = reader.read(["?"], [messages], None if ids is None else [ids])
         assert found == [Answer(text, well_formed)], (check, view, messages)
     with pytest.raises(SettingsError, match=r"^judge_view='transcript' needs prompts that are lists of messages"):
-        AnswerReader(view="transcript").read(["?"], ["plain"], None)
+        AnswerExtractor(view="transcript").read(["?"], ["plain"], None)
     for role in ("user", "function", None):
         with pytest.raises(SettingsError, match=f"^a rollout has a message of the role {role!r}"):
-            AnswerReader().read(["?"], [[says("a"), TOLD | {"role": role}]], None)
+            AnswerExtractor().read(["?"], [[says("a"), TOLD | {"role": role}]], None)
 
 
-def test_answer_reader_knows_that_the_prompt_of_each_turn_began_the_thinking():
+def test_answer_extractor_knows_that_the_prompt_of_each_turn_began_the_thinking():
     tokenizer = tokenizer_with(of_trl("qwen3_5_think"))  # begins with `<think>`
     for first, last, well_formed in (("hm</think>a (call)", "</think>b", True), ("a (call)", "hm</think>b", False)):
         parts = [tokenizer(text)["input_ids"] for text in (first, f"<think>c</think>{SECRET}", last)]
         ids, mask = zip(*[(id, own) for own, part in zip((1, 0, 1), parts, strict=True) for id in part], strict=True)
         turns = [calls("a"), TOLD, says("ignored")]
-        found = AnswerReader("think", tokenizer).read([[{"role": "user", "content": "?"}]], [turns], [ids], [mask])
+        found = AnswerExtractor("think", tokenizer).read([[{"role": "user", "content": "?"}]], [turns], [ids], [mask])
         assert found == [Answer("b", well_formed)], first
 
 

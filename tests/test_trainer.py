@@ -24,7 +24,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.format import AnswerExtractor
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.reward_function import RankBufferReward
@@ -34,7 +34,7 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tiny_policy, data_file):
     """A run of three epochs and an evaluation: folder, trainer, what was read, and what a reward function got."""
-    read, got, stock = [], [], AnswerReader.read
+    read, got, stock = [], [], AnswerExtractor.read
 
     def spy(completions, query_id, split, epoch, extracted_answer, **kwargs):
         got.append((set(split), set(epoch), len(set(query_id)), [answer.text for answer in extracted_answer]))
@@ -43,7 +43,7 @@ def trained(tmp_path_factory, tiny_policy, data_file):
     folder, rows = tmp_path_factory.mktemp("trained"), load_queries(str(data_file))
     args = config(folder, num_train_epochs=3, per_device_eval_batch_size=8, log_completions=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AnswerReader, "read", lambda *args: read.append(stock(*args)) or read[-1])
+        patch.setattr(AnswerExtractor, "read", lambda *args: read.append(stock(*args)) or read[-1])
         trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]), reward_funcs=[spy])
         trainer.train()
         trainer.evaluate()

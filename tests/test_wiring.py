@@ -35,7 +35,7 @@ from rankbuffer_trl.group_ranker import GroupRanker
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.format import AnswerExtractor
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.reward_function import RankBufferReward
@@ -421,7 +421,7 @@ def stock_reward(at) -> dict:
         "num_generations_eval": 5,
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
-        "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
+        "answers": To(AnswerExtractor("think"), lambda ends: "a plan" not in ends.asked),
         "eval_dataset": To(Dataset.from_list([at.howto[0] | {"query_id": "other"}]), "eval of other"),
         "args": To(
             SimpleNamespace(num_generations=3, num_generations_eval=5, metric_for_best_model=None),
@@ -504,7 +504,9 @@ def train_and_resume(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, train_and_resume)
 def a_run(at) -> dict:
-    names = "scorer.GroupScorer scorer.Debiasing trainer.AnswerReader state.GroupReward.begin trainer.scale_by_signal"
+    names = (
+        "scorer.GroupScorer scorer.Debiasing trainer.AnswerExtractor state.GroupReward.begin trainer.scale_by_signal"
+    )
     at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
     at.ends.doors("rankbuffer_trl.checkpointing", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
@@ -555,7 +557,7 @@ def use_library(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, use_library)
 def the_library(at) -> dict:
-    at.ends.door("rankbuffer_trl.training.trainer.AnswerReader")
+    at.ends.door("rankbuffer_trl.training.trainer.AnswerExtractor")
     at.ends.door("rankbuffer_trl.training.rollouts.SeparateRollouts", instead=lambda *args: None)
     absent = {"model_name_or_path", *data(at)}
     rows = {name: row for name, row in training(at).items() if name not in absent}

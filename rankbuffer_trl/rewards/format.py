@@ -63,8 +63,8 @@ def read_turn(message: dict, text: str, check: str) -> Answer:
     return Answer(said.text if whole.text else "", whole.well_formed)
 
 
-class AnswerReader:
-    """The reader that finds the answers in the arguments of a TRL reward function.
+class AnswerExtractor:
+    """The extractor that finds the answers in the arguments of a TRL reward function.
 
     Args:
         check (`str`, *optional*, defaults to `"none"`):
@@ -84,7 +84,7 @@ class AnswerReader:
         [`SettingsError`]: if `check` is none of the three checks.
 
     Example:
-        >>> AnswerReader("think").read(["Hi"], ["<think>They greet.</think>Hello!"], None)
+        >>> AnswerExtractor("think").read(["Hi"], ["<think>They greet.</think>Hello!"], None)
         [Answer(text='Hello!', well_formed=True)]
     """
 

@@ -28,7 +28,7 @@ from ..monitoring.metrics import PLACEMENT, placement_columns, step_metrics
 from ..monitoring.non_fatal import non_fatal
 from ..monitoring.probes import probe_groups, probe_metrics
 from ..monitoring.progress import newest_window
-from ..rewards.format import Answer, AnswerReader, completion_text
+from ..rewards.format import Answer, AnswerExtractor, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
@@ -284,7 +284,7 @@ class RankBufferReward:
             `G`, the `num_generations` of the trainer. Needed without `args`.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
             The reward method with its arguments.
-        answers (`AnswerReader`, *optional*):
+        answers (`AnswerExtractor`, *optional*):
             Reads the answers out of completions. Default: the whole completion is the answer.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of failed judgments in a step, in 0..1, above which the run stops.
@@ -317,7 +317,7 @@ class RankBufferReward:
         store: str | Path,
         num_generations: int | None = None,
         method: RewardMethod | None = None,
-        answers: AnswerReader | None = None,
+        answers: AnswerExtractor | None = None,
         max_failures: float = 0.25,
         step_timeout: float | None = None,
         num_generations_eval: int | None = None,
@@ -341,7 +341,7 @@ class RankBufferReward:
                 " whether it evaluates"
             )
         self._queries, self._eval_queries = queries, eval_queries or ()
-        self.answers = answers or AnswerReader()
+        self.answers = answers or AnswerExtractor()
         self._unscored: list[bool] = []  # of the rollouts of the last call
         self._reward = GroupReward(
             queries,

@@ -22,9 +22,9 @@ from .reward_function import GroupReward
 from .scorer import open_scorer
 
 # What buffers depend on: its name in a checkpoint, what it means, and where a run has it. The strings are the classes
-# of the clients of judge and reference judge. What a later version lacks stays here as `None`: a checkpoint that has
-# it set belongs to another run.
-BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
+# of the clients of judge and reference judge. The keys of settings that have left
+# stay here with `None`: a checkpoint that used one cannot be resumed.
+RESUME_KEYS: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
     "method": ("the reward method", lambda plan, *_: plan.args.method),
     "method_args": ("its arguments", lambda plan, *_: asdict(plan.method)),
     "judge": ("the judge model", lambda plan, judge, _: plan.args.judge_client or plan.args.judge_model or judge),
@@ -142,7 +142,7 @@ def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reference_judge: 
     `judge` and `reference_judge` are the classes of the clients that a program passed. The settings name all others
     but the embedded rubric judge.
     """
-    found = {key: value(plan, judge, reference_judge) for key, (_, value) in BINDING.items()}
+    found = {key: value(plan, judge, reference_judge) for key, (_, value) in RESUME_KEYS.items()}
     return json.loads(json.dumps(found, default=str))
 
 
@@ -164,7 +164,7 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 
     return [
         f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current.get(key)!r} now"
-        for key, (meaning, _) in BINDING.items()
+        for key, (meaning, _) in RESUME_KEYS.items()
         if compared(saved, key) != compared(current, key)
     ]
 

@@ -27,7 +27,7 @@ from ..monitoring.model_card import PAPER, CardFacts, write_model_card
 from ..monitoring.no_gradient import GradientMonitor, Pull
 from ..monitoring.non_fatal import non_fatal
 from ..monitoring.step_log import StepLog
-from ..rewards.format import Answer, AnswerReader, format_reward
+from ..rewards.format import Answer, AnswerExtractor, format_reward
 from ..rewards.reward_functions import numbered
 from ..store import BufferStore
 from .advantages import scale_by_signal
@@ -138,7 +138,7 @@ class RankBufferTrainer(ResumableTrainer):
         self.dataset_name = dataset_name
         state.names = {"policy": self.model.config.name_or_path, "data": dataset_name}
         view = args.judge_view if self.tools else None
-        self._answers = AnswerReader(
+        self._answers = AnswerExtractor(
             args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
         )
         self._read: list[Answer] = []  # of the last generation

@@ -430,7 +430,7 @@ ROWS = {
         {"settings": EARLY_2.settings}, HUNG, steps=1, codes=[1, 1], lost="",
     ), like="served-2"),
     # Nobody ends the processes, and no start takes half a checkpoint for a whole one.
-    "program-loading": failing("rankbuffer_trl.training.trainer.AnswerReader", saved=0, rank=1, after=0),
+    "program-loading": failing("rankbuffer_trl.training.trainer.AnswerExtractor", saved=0, rank=1, after=0),
     "program-preflight": failing("rankbuffer_tools.train.preflight.ask_sample", saved=0, after=0),
     "program-generation": failing(f"{TRAINER}._generate", rank=1),
     "program-reading": failing(f"{TRAINER}._calculate_rewards", rank=1),
