@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, scripted_judge
+from helpers.servers import CHAT, completion, served
 
 from rankbuffer_trl import (
     BufferStore,
@@ -180,3 +181,32 @@ def test_an_unscored_rollout_has_no_reward_at_all_in_a_stock_trainer(tmp_path, t
     assert all(advantages[i] == 0 for i, left_out in enumerate(unscored) if left_out)
     assert any(advantages[i] != 0 for i, left_out in enumerate(unscored) if not left_out)
     assert all(-1 <= reward < 0 for reward in lengths if not math.isnan(reward))
+
+
+FAULTY = """
+from datasets import Dataset
+from rankbuffer_trl import Judge, RankBufferError, RankBufferReward
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.rewards.beyond.listwise import Listwise
+
+prompts = Dataset.from_list([{"prompt": "Why?"}])
+judge = Judge(OpenAIClient(__URL__, "m", max_retries=0), max_attempts=1)
+rank = RankBufferReward(prompts, judge, __STORE__, 2, Listwise(passes=1, rerank_disputed=False))
+try:
+    rank(["Why?"] * 2, ["a", "b"])
+except RankBufferError as error:
+    print(error)
+"""
+
+
+def test_a_program_that_ends_in_an_error_of_the_judge_leaves_no_connection_open(tmp_path):
+    async def prose(request):
+        return completion("I cannot say.", {"prompt_tokens": 1, "completion_tokens": 1})
+
+    with served({CHAT: prose}) as address:
+        program = FAULTY.replace("__URL__", repr(address + "/v1")).replace(
+            "__STORE__", repr(str(tmp_path / "s.sqlite"))
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0 and "failed 1 of 1 judgments" in done.stdout
+    assert "Unclosed" not in done.stderr, done.stderr

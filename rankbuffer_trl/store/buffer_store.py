@@ -239,9 +239,11 @@ class BufferStore:
         if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
+        kept = next(name for name in names if not name.exists())
         self._db.close()
         try:
-            self.path.rename(next(name for name in names if not name.exists()))
+            self.path.rename(kept)
+            logger.warning("%s holds an earlier run; it is kept as %s, and this run begins anew", self.path, kept.name)
         finally:  # a store that cannot be moved is still the run's
             self._open_to_write()
 

@@ -11,6 +11,7 @@ from functools import wraps
 from inspect import iscoroutinefunction, isfunction
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import finalize
 
 from accelerate import PartialState
 from accelerate.logging import get_logger
@@ -349,6 +350,7 @@ class RankBufferReward:
             GroupSettings(num_generations, self.answers.check, num_generations_eval),
             eval_queries,
         )
+        finalize(self, self._reward.close)  # a program that ends in an error leaves no connection open
 
     def __call__(
         self,
