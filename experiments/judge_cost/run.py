@@ -31,8 +31,7 @@ Measured:
 
 The script prints tables, and then one JSON line. `token_ratio` and `call_ratio` are RankBuffer's over RRC-SCR's.
 `tau_ratio` is the same ratio at the acuity at which RRC-SCR's tau is nearest to 0.85. `goals` compares methods of ours
-with the paper's: the least ratio of tau and the largest ratio of tokens over all acuities, and the method with the
-largest tau where longer lists are harder to judge.
+with the paper's: the least ratio of tau and the largest ratio of tokens over all acuities.
 
 `--worlds` prints other tables instead: for judges whose errors lie in the ranges of public records (`WORLDS`).
 `--doubts` compares methods that read the judge's word with those that read its probabilities, under a judge that is
@@ -76,7 +75,6 @@ from experiments.judge_cost.tables import (
     tied_table,
     token_ratio,
     weight_table,
-    winner,
 )
 from experiments.simulated_judge import RECORDED, WORLDS, JudgeErrors, World
 
@@ -132,7 +130,6 @@ def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
             "tau, bias 0.25": round(min(tau_ratio(settings["bias 0.25"], noise, *two) for noise in NOISES), 4),
             "tokens": round(max(token_ratio(sharp, noise, *two) for noise in NOISES), 4),
         },
-        "best tau at crowd 1.4": {f"{noise:g}": winner(settings["crowd 1.4"], noise) for noise in NOISES},
     }
 
 

@@ -181,8 +181,3 @@ def tau_ratio(outcomes: ByNoise, noise: float, ours: str = "RankBuffer", theirs:
 def token_ratio(outcomes: ByNoise, noise: float, ours: str = "RankBuffer", theirs: str = "RRC-SCR") -> float:
     """Return the tokens of one method as a share of another's."""
     return outcomes[ours, noise].tokens / outcomes[theirs, noise].tokens
-
-
-def winner(outcomes: ByNoise, noise: float) -> str:
-    """Return the method with the largest tau."""
-    return max(COMPARED, key=lambda label: outcomes[label, noise].tau)

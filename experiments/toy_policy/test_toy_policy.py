@@ -521,3 +521,13 @@ def test_the_page_has_the_groups_of_the_record():
         found = zip(sampled["methods"][method][::2], different["methods"][method][1::2], strict=True)
         assert cells == [f"{tau:.2f} / {cosine:.2f}" for pair in found for tau, cosine in pair]
     assert f"{sampled['repeated']:.0%} of the rollouts".replace("%", " %") in page.read_text()
+
+
+def test_the_page_has_the_untrained_runs_of_the_record():
+    page = Path(groups_script.__file__).parent / "README.md"
+    fooled, plain = (json.loads(line)["rows"] for line in page.with_name("untrained.jsonl").read_text().splitlines())
+    (rows,) = (rows for head, *rows in tables_of(page) if "the reference judge alone" in head)
+    for (method, *cells), weak, none in zip(rows, fooled, plain, strict=True):
+        found = [weak["judge"]], weak["repaired"], [weak["reader"]], [none["judge"]], none["repaired"]
+        assert method == weak["method"] == none["method"]
+        assert cells == [", ".join(f"{cosine:.2f}" for cosine in each) for each in found]
