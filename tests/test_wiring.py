@@ -263,6 +263,7 @@ def card(at) -> dict:
 def rubrics(at) -> dict:
     at.ends.answer = lambda body: json.dumps({"rubrics": RUBRICS})
     rows = server(at) | data(at, "ranked") | sent(temperature=0.31, max_tokens=2222)
+    rows["keep_apart"] = To(1, "file a_kept_apart.jsonl")
     return rows | {"output_file": To(str(at.out / "a.jsonl"), "file a.jsonl")}
 
 
@@ -290,6 +291,7 @@ def responses(at) -> dict:
         "sampler_request": To({"top_b": 8}, '"top_b": 8'),
         "sampler_timeout": To(555.0, lambda ends: "555.0" in ends.arrived("judge_timeout")),
         "responses": To(5, lambda ends: ends.asked.count('"model": "sampler"') == 3 * 5),
+        "order_by": To("list", lambda ends: '"n": 6' not in ends.asked),
         "seed": To(7, '"seed": 4007'),
     }  # fmt: skip
 
