@@ -26,7 +26,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tiny_policy, tmp_path
             monkeypatch.setenv(name, str(value))
         monkeypatch.chdir(ROOT)
         said = run_program(ROOT / "tests" / "helpers" / "notebook.py", path, timeout=500)
-    assert len(re.findall("^== ", said, re.MULTILINE)) == 2 + 2, "prompts before training, and prompts kept apart"
+    assert len(re.findall("^== ", said, re.MULTILINE)) == 2 + 4, "prompts before training, and prompts kept apart"
     for line in ("its answer:", f"policy: {out}/run, after step 1", "by the log odds, after wins"):
         assert line in said
     assert key not in said
