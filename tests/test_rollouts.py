@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import os
 import pickle
 import resource
 import runpy
@@ -26,6 +27,7 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear
 from requests import ReadTimeout
 from requests.adapters import HTTPAdapter
+from requests.utils import get_environ_proxies
 from transformers import AutoConfig
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -36,7 +38,14 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training import rollouts as trainer_module
-from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
+from rankbuffer_trl.training.rollouts import (
+    KEEPALIVE,
+    RETRIES,
+    RolloutError,
+    SeparateRollouts,
+    known_to_us,
+    spare_proxy,
+)
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
@@ -176,6 +185,39 @@ def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_p
             client.generate(PROMPTS)
         client.reset_prefix_cache()
         trainer.close()
+
+
+def test_a_rollout_server_needs_a_context_for_prompt_and_completion(tmp_path, tiny_policy, rows, server, caplog):
+    with server(context=40) as (_, url):
+        with pytest.raises(
+            RolloutError, match=r"context of 40 tokens, .*: start it with --max-model-len \d+"
+        ) as error:
+            RankBufferTrainer(tiny_policy, server_config(tmp_path / "a", url), rows)
+        assert not error.value.passing
+    needed = int(str(error.value).partition("--max-model-len ")[2].split()[0])
+    for context, said in ((needed, 0), (None, 1)):
+        with server(context=context) as (_, url):
+            RankBufferTrainer(tiny_policy, server_config(tmp_path / str(context), url), rows).close()
+        assert caplog.text.count("does not say whether its context") == said
+    with server(context=needed - 1) as (_, url), pytest.raises(RolloutError, match=f"len {needed}\n"):
+        RankBufferTrainer(tiny_policy, server_config(tmp_path / "b", url), rows)
+
+
+@pytest.mark.parametrize("known", ["a,b", ""])
+def test_no_proxy_of_the_environment_is_between_a_run_and_its_rollout_server(monkeypatch, caplog, known):
+    url = "http://127.0.0.1:8000"
+    for name in ("all", "http"):
+        monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, known)
+    spare_proxy(url)
+    assert os.environ["NO_PROXY"] == known, "there is no proxy"
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    spare_proxy("http://rollouts.example:8000")
+    assert "add rollouts.example to NO_PROXY" in caplog.text and get_environ_proxies(url)
+    spare_proxy(url)
+    assert not get_environ_proxies(url) and os.environ["no_proxy"].startswith(known)
 
 
 def test_known_to_us_holds_for_the_installed_trl(monkeypatch):

@@ -163,4 +163,4 @@ def rollout_source(args: RankBufferConfig) -> str:
         return "the training processes themselves, without vLLM"
     if args.vllm_mode == "colocate":
         return "vLLM on the training GPUs"
-    return f"vLLM at {args.vllm_server_base_url or f'http://{args.vllm_server_host}:{args.vllm_server_port}'}"
+    return f"vLLM at {args.rollout_url}"

@@ -246,6 +246,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         return self.num_processes or super().world_size
 
     @property
+    def rollout_url(self) -> str:
+        """The address of the rollout server."""
+        return self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+
+    @property
     def only_checks(self) -> bool:
         """Whether the run stops before it trains."""
         return self.dry_run or self.preflight_only

@@ -6,13 +6,18 @@ requests with these seeds give the same tokens.
 """
 
 import asyncio
+import heapq
 import inspect
 import math
+import os
 import resource
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from accelerate import PartialState
 from accelerate.logging import get_logger
@@ -21,13 +26,18 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHt
 from trl.generation.vllm_client import VLLMClient
 
 from ..checkpointing.distributed import for_others
+from ..data.prompts import render_messages
 from ..errors import RankBufferError
 from ..judge.errors import first_leaf, printable
 from ..judge.http import Limits
-from ..judge.openai_client import fault_of
+from ..judge.openai_client import LOCAL, context_of, fault_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = get_logger(__name__)
 
+COUNTED = 5  # prompts, the longest by characters
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
 IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
@@ -311,6 +321,47 @@ def limit_requests(client: VLLMClient, seconds: float) -> None:
     """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more."""
     # TRL sets no limit to them. They send weights, and ask for the rollouts that `SeparateRollouts` does not ask for.
     client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
+
+
+def spare_proxy(url: str) -> None:
+    """Let no proxy of the environment come between a run and the rollout server on its machine; name one elsewhere."""
+    host, proxies = urlsplit(url).hostname or "", getproxies()
+    if not proxies.keys() & {urlsplit(url).scheme, "all"} or proxy_bypass(host):
+        return
+    if host in (*LOCAL, "0.0.0.0"):
+        spared = ",".join(filter(None, [proxies.get("no"), host]))
+        os.environ.update(NO_PROXY=spared, no_proxy=spared)  # TRL's client and `requests` read them
+    else:
+        logger.warning(f"the rollout server {url} is asked through the environment's proxy: add {host} to NO_PROXY")
+
+
+def check_context(
+    client: VLLMClient,
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Iterable[Mapping[str, Any]],
+    length: int,
+    **template: Any,
+) -> None:
+    """Refuse a rollout server whose context is too short for the longest prompt and `length` tokens after it.
+
+    Raises:
+        [`RolloutError`]: naming the numbers.
+    """
+    served = client._get(f"{client.base_url}/v1/models")["data"][0]
+    if not (context := context_of(SimpleNamespace(**served))):
+        logger.warning(
+            f"the rollout server {client.base_url} does not say whether its context holds prompt and rollout"
+        )
+        return
+    longest = heapq.nlargest(COUNTED, rows, key=lambda row: sum(len(each["content"]) for each in row["prompt"]))
+    texts = (render_messages(tokenizer, row["place"], row["prompt"], **template) for row in longest)
+    prompt = max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    if prompt + length > context:
+        raise RolloutError(
+            f"the rollout server {client.base_url} has a context of {context:,} tokens, too short for a prompt of"
+            f" {prompt:,} and max_completion_length={length:,}: start it with --max-model-len {prompt + length}",
+            passing=False,
+        )
 
 
 def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:

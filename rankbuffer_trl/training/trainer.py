@@ -33,7 +33,7 @@ from ..store import BufferStore
 from .advantages import scale_by_signal
 from .config import RankBufferConfig
 from .plan import RunPlan
-from .rollouts import limit_requests, separate_rollouts
+from .rollouts import check_context, limit_requests, separate_rollouts, spare_proxy
 from .state import StoreState
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class RankBufferTrainer(ResumableTrainer):
         self.rank_reward = state.reward
         more = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
         functions = [format_reward, *plan.functions, *more]
+        if args.use_vllm and args.vllm_mode == "server":
+            spare_proxy(args.rollout_url)
         super().__init__(
             model,
             reward_funcs=[self.rank_reward, *functions],
@@ -151,6 +153,9 @@ class RankBufferTrainer(ResumableTrainer):
         tools = [] if len(getattr(self, "_env_tools", ())) > 1 else self.tools
         template = (args.chat_template_kwargs or {}) | {"tools": tools or None}
         on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args.max_prompt_length, **template))
+        if self.use_vllm and self.vllm_mode == "server" and self._tokenizer.chat_template:
+            client, length = getattr(self.vllm_generation, "vllm_client", None), args.max_completion_length
+            on_main_process(lambda: check_context(client, self._tokenizer, plan.rows, length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 

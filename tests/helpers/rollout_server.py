@@ -42,7 +42,9 @@ class RolloutServer:
         fault: Callable[[int], bool] = lambda number: False,
         hold: Callable[[int], bool] = lambda number: False,
         say: Callable[[dict[str, Any]], web.Response] = web.json_response,
+        context: int | None = 4096,
     ):
+        self.context = context
         tokenizer = AutoTokenizer.from_pretrained(policy)
         self.texts = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
         self.fault, self.hold, self.say = fault, hold, say
@@ -56,7 +58,7 @@ class RolloutServer:
         app.router.add_post("/v1/completions", self.completions)
         answers: dict[str, Any] = {
             "/health": {},
-            "/v1/models": {"data": [{"id": "policy"}]},
+            "/v1/models": {"data": [{"id": "policy", "max_model_len": self.context}]},
             "/server_info": {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}},
             "/reset_prefix_cache": {"success": True},
         }
