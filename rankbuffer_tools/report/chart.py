@@ -145,9 +145,12 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tu
 
 
 def legend(*axes: Axes, columns: int = 2) -> None:
-    """Put one legend of all `axes` under the picture, with each label once."""
+    """Put one legend of all `axes` under the picture, with each label once, in as many of `columns` as fit."""
     named = [each.get_legend_handles_labels() for each in axes]
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:
+        points = 72 * axes[0].figure.get_figwidth()
+        wide = 34 + 5.4 * max(map(len, unique))  # a handle with its gaps, and letters of 9 points
+        columns = max(1, min(columns, int(points // wide)))
         with matplotlib.rc_context(STYLE):
             axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=9)

@@ -286,6 +286,33 @@ def test_the_page_fits_its_window_and_complains_of_nothing(driver, made):
         assert browser.complaints() == [], width
 
 
+CUT = """return [...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const box = svg.getBoundingClientRect(), found = [];
+  if (!box.width) return [];
+  const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
+  texts.forEach(([label, own], i) => {
+    if (own.left < box.left - 1 || own.right > box.right + 1 || own.top < box.top - 1 || own.bottom > box.bottom + 1)
+      found.push(`cut: ${label}`);
+    for (const [other, its] of texts.slice(i + 1))
+      if (label !== other && Math.min(own.right, its.right) - Math.max(own.left, its.left) > 2
+          && Math.min(own.bottom, its.bottom) - Math.max(own.top, its.top) > 2) found.push(`${label} over ${other}`);
+  });
+  return found;
+})"""  # labels that their picture cuts, or that lie over one another
+
+
+def test_no_label_lies_outside_its_picture_or_over_another(driver, tmp_path):
+    names = ["two-lists-of-eight-seed-1", "rankbuffer-with-a-small-judge"]
+    for name in names:
+        record(tmp_path / name / LIVE_STORE)
+    page, browser = write_report([tmp_path / name for name in names], tmp_path / "out"), Browser(driver)
+    for width in (420, 1400):
+        driver.set_window_size(width, 1000)
+        browser.open(page)
+        assert browser("return document.querySelectorAll('figure svg text').length") > 50
+        assert browser(CUT) == [], width
+
+
 def test_the_page_asks_the_network_for_nothing(browser):
     events = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
