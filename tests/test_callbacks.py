@@ -110,7 +110,7 @@ PROGRESS = "progress/beats_last_visit"
 def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     """The number begins with the second epoch, after step 4. It stays in its step also if an evaluation follows."""
     found = []
-    small = lambda store: found.append(newest_window(store, least=6)) or found[-1]  # noqa: E731
+    small = lambda *seen: found.append(newest_window(*seen, least=6)) or found[-1]  # noqa: E731
     monkeypatch.setattr("rankbuffer_trl.training.reward_function.newest_window", small)
     monkeypatch.setattr("rankbuffer_trl.monitoring.progress.LEAST_QUERIES", 2)
     evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)

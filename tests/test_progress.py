@@ -15,6 +15,7 @@ from rankbuffer_trl.monitoring.progress import (
     FLOOR,
     LEAST_QUERIES,
     Comparison,
+    OpenWindow,
     Visit,
     compare_visits,
     cut,
@@ -207,7 +208,7 @@ def test_since_last_visit_prefers_a_rising_policy_and_not_a_falling_one(scorer):
 def test_visits_of_a_judge_that_does_not_see_the_anchors_are_none(scorer):
     store, _ = train(scorer, RankBuffer(anchor_content=False), score=by_place)
     assert visits_by_query(store) == {} and placements(store)
-    assert newest_window(store, least=3) is None
+    assert newest_window(store, OpenWindow(), least=3) is None
 
 
 def by_place(messages) -> str:
@@ -237,11 +238,13 @@ def test_cut_makes_windows_of_whole_steps(items, least):
 
 def test_newest_window_logs_each_full_window_of_the_page(scorer):
     made = scorer(scripted_judge(by_number))
-    random, logged = Random(5), {}
+    random, logged, window = Random(5), {}, OpenWindow()
     for step in range(12):
         texts = {f"q{(3 * step + i) % 18}": [str(random.randint(1, 40)) for _ in range(4)] for i in range(3)}
         made.score([group(numbers(id), " ".join(each), step, step // 6) for id, each in texts.items()], step)
-        if (found := newest_window(made.store, least=9)) is not None:
+        found = newest_window(made.store, window, least=9)
+        assert found == newest_window(made.store, OpenWindow(), least=9), "after a resume, too"
+        if found is not None:
             logged[step] = found
     assert list(logged) == [8, 11]
     found = visits_by_query(made.store)

@@ -16,11 +16,12 @@ be multiplied: where the gain differs by query, the product is far too high.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from sys import intern
+from typing import TypeVar
 
 from ..decoding import read_json
 from ..store import history
@@ -36,7 +37,7 @@ FLOOR = 0.015  # half of the narrowest interval: the model has an error of about
 Z = 1.96  # 95 %
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a report holds all visits of a run
 class Visit:
     """One visit of a query: where its rollouts were placed among the anchors of the buffer before the visit.
 
@@ -173,28 +174,31 @@ def visits_by_query(store: Readable) -> dict[str, list[Visit]]:
     return {} if history.has_calls(store, "order_only") else placements(store)
 
 
-def placements(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
+def placements(store: Readable, query_id: str | None = None) -> dict[str, list[Visit]]:
     """Return all visits of each query in their order, each with the anchors that its group was placed among.
+
+    One query is read after the other, so that the rows of a long run are never in memory together.
 
     Args:
         store (`Readable`):
             The store of a run.
-        equal:
-            `query_id` to read one query alone.
+        query_id (`str`, *optional*):
+            The query to read alone.
     """
-    before = history.initial_anchors(store, **equal)
-    versions = {(version.query_id, version.step): version.anchors for version in history.buffers(store, **equal)}
-    found: dict[str, list[Visit]] = defaultdict(list)
-    for group in history.groups(store, **equal):
-        anchors = before.get(group.query_id, [])
-        # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
-        known = anchors if len(anchors) == group.k else []
-        positions = group.positions.values()
-        above = {anchor: sum(position > k for position in positions) for k, anchor in enumerate(known)}
-        found[group.query_id].append(Visit(group.query_id, group.step, group.epoch, above, len(positions)))
-        if (version := versions.get((group.query_id, group.step))) is not None:
-            before[group.query_id] = [anchor.id for anchor in version]
-    return dict(found)
+    found: dict[str, list[Visit]] = {}
+    for id in history.query_ids(store) if query_id is None else [query_id]:
+        anchors = history.initial_anchors(store, query_id=id).get(id, [])
+        versions = {version.step: version.anchors for version in history.buffers(store, query_id=id)}
+        visits = found[id] = []
+        for group in history.groups(store, query_id=id):
+            # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
+            known = anchors if len(anchors) == group.k else []
+            positions = group.positions.values()
+            above = {intern(anchor): sum(position > k for position in positions) for k, anchor in enumerate(known)}
+            visits.append(Visit(id, group.step, group.epoch, above, len(positions)))
+            if (version := versions.get(group.step)) is not None:
+                anchors = [anchor.id for anchor in version]
+    return found
 
 
 def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparison]:
@@ -214,22 +218,37 @@ def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparis
     return {epoch: compare_visits(pairs[epoch]) for epoch in sorted(pairs)}
 
 
-def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
+@dataclass
+class OpenWindow:
+    """The window that a run is in: what [`newest_window`] has read, so that a step reads only what is new."""
+
+    step: int = -1
+    epoch: int = 0
+    query_ids: list[str] = field(default_factory=list)
+
+
+def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> Comparison | None:
     """Return the comparison of the window that ends with the newest step, for the log of a run.
 
     Args:
         store (`Readable`):
             The store of the run.
+        window (`OpenWindow`):
+            What was read before, which this function brings up to date.
         least (`int`, *optional*, defaults to 100):
             Number of queries in a window, at least.
 
     Returns:
         `Comparison`, *optional*: `None` inside a window, and in the first epoch.
     """
-    windows = cut(history.visited_in_newest_epoch(store), least)
-    if not windows or len(windows[-1][1]) < least or history.has_calls(store, "order_only"):
+    for step, epoch, query_id in history.visited_after(store, window.step):
+        if epoch != window.epoch or (step != window.step and len(window.query_ids) >= least):
+            window.query_ids = []
+        window.step, window.epoch = step, epoch
+        window.query_ids.append(query_id)
+    if window.epoch == 0 or len(window.query_ids) < least or history.has_calls(store, "order_only", window.step):
         return None
-    newest = [placements(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
+    newest = [placements(store, query_id)[query_id][-2:] for query_id in window.query_ids]
     pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
     return compare_visits(pairs) if pairs else None
 

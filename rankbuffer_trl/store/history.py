@@ -143,10 +143,14 @@ def epochs(store: Readable) -> list[int]:
     return [epoch for (epoch,) in store.rows("SELECT DISTINCT epoch FROM groups ORDER BY epoch")]
 
 
-def visited_in_newest_epoch(store: Readable) -> list[tuple[int, str]]:
-    """Return step and query id of each group of the newest epoch, by step."""
-    where = "epoch = (SELECT max(epoch) FROM groups)"
-    return [(step, id) for step, id in store.rows(f"SELECT step, query_id FROM groups WHERE {where} ORDER BY step")]
+def steps(store: Readable) -> list[int]:
+    """Return the steps in which a group was scored, in order."""
+    return [step for (step,) in store.rows("SELECT DISTINCT step FROM groups ORDER BY step")]
+
+
+def visited_after(store: Readable, step: int) -> list[tuple[int, int, str]]:
+    """Return step, epoch and query id of each group that was scored after a step, by step."""
+    return list(store.rows("SELECT step, epoch, query_id FROM groups WHERE step > ? ORDER BY step", (step,)))
 
 
 def groups(store: Readable, **equal: Any) -> list[GroupRow]:
@@ -161,9 +165,9 @@ def buffers(store: Readable, **equal: Any) -> list[BufferRow]:
     return _decoded(store, BufferRow, "query_id, step, epoch, anchors", table, "step", equal)
 
 
-def responses(store: Readable, query_id: str) -> list[ResponseRow]:
-    """Return the responses of a query in the order in which they were stored."""
-    return _decoded(store, ResponseRow, "id, step, text", "responses", "rowid", {"query_id": query_id})
+def responses(store: Readable, query_id: str, **equal: Any) -> list[ResponseRow]:
+    """Return the responses of a query as they were stored; `equal` names the value that a column must have."""
+    return _decoded(store, ResponseRow, "id, step, text", "responses", "rowid", {"query_id": query_id, **equal})
 
 
 def reads(store: Readable, limit: int) -> list[ReadRow]:
@@ -223,9 +227,10 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     return {value: sums for (value,), sums in _sums(store, table, [column], {"phase": phase, **equal})}
 
 
-def has_calls(store: Readable, kind: str) -> bool:
-    """Return whether the judge's ledger has a call of this kind that training made."""
-    ((found,),) = store.rows("SELECT EXISTS (SELECT 1 FROM calls WHERE phase = 'train' AND kind = ?)", (kind,))
+def has_calls(store: Readable, kind: str, since: int = 0) -> bool:
+    """Return whether the judge's ledger has a call of this kind that training made, since a step."""
+    where = "step >= ? AND phase = 'train' AND kind = ?"
+    ((found,),) = store.rows(f"SELECT EXISTS (SELECT 1 FROM calls WHERE {where})", (since, kind))
     return bool(found)
 
 

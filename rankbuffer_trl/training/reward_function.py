@@ -28,7 +28,7 @@ from ..judge import Judge
 from ..monitoring.metrics import PLACEMENT, placement_columns, step_metrics
 from ..monitoring.non_fatal import non_fatal
 from ..monitoring.probes import probe_groups, probe_metrics
-from ..monitoring.progress import newest_window
+from ..monitoring.progress import OpenWindow, newest_window
 from ..rewards.format import Answer, AnswerExtractor, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
@@ -82,6 +82,7 @@ class GroupReward:
         self._step = 0  # of the last generation
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer = scorer
+        self._window = OpenWindow()
 
     @property
     def scorer(self) -> GroupScorer:
@@ -131,7 +132,7 @@ class GroupReward:
             with non_fatal("the probes of a step"):
                 metrics |= probe_metrics(probes.result(), outcome.scores)
             with non_fatal("progress/beats_last_visit"):
-                window = newest_window(self.scorer.store) if training else None
+                window = newest_window(self.scorer.store, self._window) if training else None
                 if window is not None and window.probability is not None:
                     metrics["progress/beats_last_visit"] = window.probability
             with non_fatal("where rollouts were placed, in the table of completions,"):
