@@ -64,7 +64,7 @@ def test_visits_of_a_query_are_as_they_were(run, tmp_path):
             assert visit["order"] == [list(tier) for tier in score.order]
             assert visit["rewards"] == list(score.rewards)
         assert not any(list(rest) for rest in next_of.values()), "no visit more"
-        names = [chart.name for chart in run_charts(store, [])]
+        names = [chart.name for chart in run_charts(Run("run", store.path, store))]
         assert ("buffer_growth" in names) != isinstance(method, Pointwise) and "probes" in names
         store.close()
 
@@ -186,9 +186,9 @@ def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits)
 
 
 def test_charts_beyond_their_limit_draw_means_of_all_rows_and_keep_their_sums(store, request):
-    whole = {each.name: each for each in run_charts(store, [])}
+    whole = {each.name: each for each in run_charts(Run("run", store.path, store))}
     request.getfixturevalue("limits")
-    for each in run_charts(store, []):
+    for each in run_charts(Run("run", store.path, store)):
         assert (each.caption, each.csv()) == (whole[each.name].caption, whole[each.name].csv())
         for axes in each.figure.axes if each.name != "composition" else ():  # it has six epochs at most
             drawn = [len(line.get_xdata()) for line in axes.lines] + [len(bars) for bars in axes.containers]
@@ -223,7 +223,7 @@ def test_reach_chart_names_each_anchor_by_its_place_in_the_data_set():
 
 
 def test_chart_svg_follows_the_theme_and_has_ids_of_its_own(store):
-    chart = next(chart for chart in run_charts(store, []) if chart.name == "insertions")
+    chart = next(chart for chart in run_charts(Run("run", store.path, store)) if chart.name == "insertions")
     first, second = chart.svg("0"), chart.svg("1")
     assert "currentColor" in first and "var(--line)" in first and "<style" not in first
     assert not set(re.findall(r' id="([^"]+)"', first)) & set(re.findall(r' id="([^"]+)"', second))

@@ -133,7 +133,7 @@ def test_maintenance_table_counts_anchors_added_and_pruned(run, store):
 
 
 def test_advantages_are_group_normalised_over_the_scored(run, store):
-    found = tables.advantages(store)
+    found = tables.advantages(store, run.steps)
     for step, visits in run.steps.items():
         for (_, score), values in zip(visits, found[step], strict=True):
             known = [reward for reward in score.rewards if reward is not None]
@@ -156,6 +156,10 @@ def test_probe_table_is_what_the_log_had_by_step(run, store, monkeypatch):
         logged = probes.probe_metrics(probes.probe_groups(groups), scores)
         found = {f"probe/{name}": value for name, value in row.items() if name != "step" and value is not None}
         assert row["step"] == step and found == pytest.approx(logged)
+    logged = [{"step": 3, "probe/words": 7.0}, {"step": 4, "loss": 1.0}]
+    monkeypatch.setattr(tables, "PROBED", 2)
+    found = [(row["step"], row["words"]) for row in tables.probe_table(store, rubrics.__getitem__, logged)]
+    assert found == [(2, 7.0), *((row["step"], row["words"]) for row in (table[3], table[6]))], "a sample of the rest"
 
 
 def test_efficiency_table_is_quality_and_what_it_cost_so_far(run, store):
@@ -198,5 +202,3 @@ def test_advantage_lanes_are_the_bins_of_the_chart():
     assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
     assert advantage_lanes({"a": {0: [[None]]}})["reach"] == 2.5, "no rollout has a reward"
     assert advantage_lanes({"a": {0: GROUPS}})["reach"] == 2.5 and not data["left_out"]
-    many = advantage_lanes({"a": dict.fromkeys(range(900), GROUPS), "b": {7: GROUPS, 8: GROUPS}}, step=7)
-    assert [[*run["steps"]] for run in many["runs"]] == [[7, 8, *range(500, 900)], [7, 8]] and many["left_out"]

@@ -9,10 +9,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.monitoring import progress
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.ranking import INSERTION_BINS
-from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store import history
 
 from . import tables
 from .chart import (
@@ -35,6 +33,7 @@ from .chart import (
     window,
 )
 from .progress import gain_table, reach_table
+from .runs import Run
 from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
 SOURCE_COLOURS = {
@@ -302,7 +301,7 @@ def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
     for each, (key, unit) in zip(axes, COSTS, strict=True):
         for number, (run, table) in enumerate(runs.items()):
             costs, scores = column(table, key), column(table, "quality")
-            each.plot(costs, scores, color=run_colour(number), alpha=0.6)
+            each.plot(costs, scores, color=run_colour(number))
             each.plot(costs[-1:], scores[-1:], "o", color=run_colour(number), label=plain(run))
         _cost_axis(each, unit)
     axes[0].set_ylabel(label)
@@ -411,30 +410,25 @@ def probe_chart(table: Sequence[Row]) -> Chart:
     return Chart("probes", "Policy: what answers look like", caption, figure, table)
 
 
-def run_charts(
-    store: BufferStore,
-    log: Sequence[dict],
-    rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
-) -> list[Chart]:
+def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: ()) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts.
 
     `rubrics` tells those of a query.
     """
-    charts = []
-    found = progress.visits_by_query(store)
-    rows = gain_table(found)
+    charts, store, log = [], run.store, run.log
+    rows = gain_table(run.visits)
     if any(row["probability"] is not None for row in rows):
         charts.append(gain_chart(rows))
-    reach = reach_table(found)
+    reach = reach_table(run.visits)
     if len({row["epoch"] for row in reach}) > 1:
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
         charts.append(reach_chart(reach, best))
-    rewards = tables.reward_table(store)
+    rewards = run.rewards
     means = [row["mean"] for row in rewards if row["mean"] is not None]
     flat = len(means) < 2 or stdev(means) < FLAT
     if not flat:
         charts.append(reward_chart(rewards))
-    if growth := buffer_size_table(store):
+    if growth := run.growth:
         compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
     insertions = tables.insertion_table(store)
@@ -444,7 +438,7 @@ def run_charts(
         charts += judge_charts(judge)
         if any(row["attempts"] > row["calls"] for row in judge):
             charts.append(failure_chart(judge))
-    if probes := tables.probe_table(store, rubrics):
+    if probes := tables.probe_table(store, rubrics, log):
         charts.append(probe_chart(probes))
     if measures := tables.log_table(log):
         charts.append(log_chart(measures))

@@ -18,7 +18,6 @@ from rankbuffer_trl.judge import RubricJudge, Totals
 from rankbuffer_trl.judge.ledger import REFERENCE
 from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.monitoring import progress
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import history
 
 from . import tables
@@ -107,18 +106,21 @@ def write_report(
             quality = cache(rubric_quality(queries))
             for run in runs:
                 check_queries(run, queries)
-        signals = {run.name: tables.advantages(run.store) for run in runs}
-        step = chosen_step(step, signals)
+        steps = {run.name: history.steps(run.store) for run in runs}
+        step = chosen_step(step, steps)
+        kept = {step}.union(*(each[-POINTS:] for each in steps.values()))
+        signals = {run.name: tables.advantages(run.store, kept.intersection(steps[run.name])) for run in runs}
         output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
         comparison = comparison_charts(runs, quality, table)
-        fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
+        fixed = advantage_chart({name: each[step] for name, each in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]
         if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
             curve = [chart for chart in comparison if chart.name == "quality"]
             comparison = [chart for chart in comparison if chart not in curve]
             sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
-        page = render(sections, comparison, advantage_lanes(signals, step), step, made)
+        lanes = advantage_lanes(signals, any({*each} - kept for each in steps.values()))
+        page = render(sections, comparison, lanes, step, made)
         save(output / "index.html", page.encode("utf-8"))
     if table:
         write_paper(output, table, notes)
@@ -151,26 +153,25 @@ def check_queries(run: Run, queries: QueryTable) -> None:
             )
 
 
-def chosen_step(step: int | None, signals: dict[str, Advantages]) -> int:
+def chosen_step(step: int | None, steps: dict[str, list[int]]) -> int:
     """Return the wanted step, or the last one that all runs have."""
-    shared = set.intersection(*(set(steps) for steps in signals.values()))
+    shared = set.intersection(*(set(each) for each in steps.values()))
     if step is None and shared:
         step = max(shared)
     if step is None or step not in shared:
-        have = ", ".join(f"{name} {min(steps)} to {max(steps)}" for name, steps in signals.items())
+        have = ", ".join(f"{name} {each[0]} to {each[-1]}" for name, each in steps.items())
         what = "the runs have no step in common" if step is None else f"step {step} is not in every run"
         raise SettingsError(f"{what}: {have}")
     return step
 
 
-def advantage_lanes(signals: dict[str, Advantages], step: int | None = None) -> dict:
-    """Return what the page draws as advantages at `step` and at the last steps: one lane of bins per run."""
-    kept = {step}.union(*(sorted(steps)[-POINTS:] for steps in signals.values()))
-    lanes = [{at: lane(groups) for at, groups in steps.items() if at in kept} for steps in signals.values()]
+def advantage_lanes(signals: dict[str, Advantages], left_out: bool = False) -> dict:
+    """Return what the page draws as advantages at each step: one lane of bins per run."""
+    lanes = [{at: lane(groups) for at, groups in steps.items()} for steps in signals.values()]
     ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
     return {
         "reach": max([REACH, *ends]),
-        "left_out": any(steps.keys() - kept for steps in signals.values()),
+        "left_out": left_out,
         "runs": [
             {"name": name, "colour": run_colour(number), "steps": steps}
             for number, (name, steps) in enumerate(zip(signals, lanes, strict=True))
@@ -230,7 +231,7 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price, own),
         facts=facts_of(run, len(ids)),
-        charts=run_charts(run.store, run.log, lambda id: queries[id].rubrics if queries else ()),
+        charts=run_charts(run, lambda id: queries[id].rubrics if queries else ()),
         kinds=tables.kind_table(run.store),
         index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if quality else None, example),
         pages=[packed for _, packed in shown],
@@ -248,9 +249,9 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
     `rankbuffer-compare` has asked for duels.
     """
-    totals, rewards = history.totals(run.store), tables.reward_table(run.store)
+    totals, rewards = history.totals(run.store), run.rewards
     rollouts = sum(row["rollouts"] for row in rewards)
-    found = progress.visits_by_query(run.store)
+    found = run.visits
     headlines = risen(run, rewards, quality) if quality else {}
     compared = progress.since_last_visit(found)
     if run.duel:
@@ -291,7 +292,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
     """Return what the table of a run says, by label: what was trained, by what, and how far."""
-    rewards, totals, growth = tables.reward_table(run.store), history.totals(run.store), buffer_size_table(run.store)
+    rewards, totals, growth = run.rewards, history.totals(run.store), run.growth
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
     known, config = run.manifest, run.manifest.get("config", {})
@@ -318,7 +319,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
 
 def unknown_progress(run: Run) -> str | None:
     """Say why the newest epoch is not compared with the visits before; `None` if it is."""
-    compared = progress.since_last_visit(progress.visits_by_query(run.store))
+    compared = progress.since_last_visit(run.visits)
     newest = compared[max(compared)] if compared else None
     return str(newest) if newest and newest.probability is None else None
 
@@ -332,7 +333,7 @@ def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | Non
     """
     revisited = {
         id: progress.weigh(each[0], each[-1])
-        for id, each in progress.placements(run.store).items()
+        for id, each in run.placements.items()
         if len(each) > 1 and each[0].placed and each[-1].placed
     }
     if not revisited:

@@ -4,15 +4,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.decoding import read_json
-from rankbuffer_trl.monitoring.progress import DuelResult, duel_of
+from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.monitoring.progress import DuelResult, Visit, duel_of, placements
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.history import has_calls
 from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
+
+from .tables import Row, reward_table
 
 
 class RunConfig(TypedDict, total=False):
@@ -73,6 +78,27 @@ class Run:
     log: list[dict] = field(default_factory=list)
     manifest: RunFacts | dict[str, Any] = field(default_factory=dict)
     duel: DuelResult | None = None
+
+    # What several parts of a page need is read once.
+    @cached_property
+    def rewards(self) -> list[Row]:
+        """Its rewards by step."""
+        return reward_table(self.store)
+
+    @cached_property
+    def growth(self) -> list[Row]:
+        """The sizes of its buffers by epoch."""
+        return buffer_size_table(self.store)
+
+    @cached_property
+    def placements(self) -> dict[str, list[Visit]]:
+        """All visits of each query."""
+        return placements(self.store)
+
+    @property
+    def visits(self) -> dict[str, list[Visit]]:
+        """The visits whose placements can be compared, see [`visits_by_query`]."""
+        return {} if has_calls(self.store, "order_only") else self.placements
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Any
 
@@ -19,6 +19,7 @@ from rankbuffer_trl.store.history import GroupRow
 
 Row = dict[str, Any]  # numbers, names, and None where there is no value
 BINS = 10
+PROBED = 100  # steps whose answers a report probes
 LEVEL = 0.1  # width of an advantage bin
 POLICY = re.compile(r"(eval_)?rewards/(?!rank_reward/).+/mean|completions/mean_length|entropy")
 EPSILON = 1e-4  # TRL adds the same number to the denominator of the advantage
@@ -58,9 +59,10 @@ def reward_table(store: BufferStore) -> list[Row]:
 
 
 def _steps(store: BufferStore) -> Iterator[tuple[int, int, list[GroupRow]]]:
-    """Yield step, epoch and groups of each step."""
-    for (step, epoch), groups in groupby(history.groups(store), key=lambda group: (group.step, group.epoch)):
-        yield step, epoch, list(groups)
+    """Yield step, epoch and groups of each step. No other step is in memory."""
+    for step in history.steps(store):
+        groups = history.groups(store, step=step)
+        yield step, groups[0].epoch, groups
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -187,7 +189,7 @@ def occupancy_table(store: BufferStore) -> list[Row]:
 def maintenance_table(store: BufferStore) -> list[Row]:
     """Return, by epoch, the anchors that were added and pruned, in all and by source."""
     changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
-    for group in history.groups(store):
+    for group in chain.from_iterable(groups for _, _, groups in _steps(store)):
         added, pruned = changes[group.epoch]
         added.update(source for _, source in group.added)
         pruned.update(source for _, source in group.pruned)
@@ -203,13 +205,15 @@ def maintenance_table(store: BufferStore) -> list[Row]:
     ]
 
 
-def advantages(store: BufferStore) -> dict[int, list[list[float | None]]]:
-    """Return, by step, the advantages of each group, normalised as GRPO does it.
+def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[float | None]]]:
+    """Return, by step, the advantages of each group of these steps, normalised as GRPO does it.
 
     They come from the method's reward alone, since the format reward is not in the store. A rollout without a reward
     has `None`.
     """
-    return {step: [group_advantages(group.rewards) for group in groups] for step, _, groups in _steps(store)}
+    return {
+        step: [group_advantages(group.rewards) for group in history.groups(store, step=step)] for step in sorted(steps)
+    }
 
 
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
@@ -243,23 +247,35 @@ def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> l
     return [{"step": step, "quality": fmean(values)} for step, values in sorted(steps.items())]
 
 
-def probe_table(store: BufferStore, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: ()) -> list[Row]:
+def probe_table(
+    store: BufferStore,
+    rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
+    log: Sequence[dict] = (),
+) -> list[Row]:
     """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
 
-    `rubrics` tells those of a query. Columns without any value are left out.
+    The trainer's log has them already. Of the steps that it does not reach, at most `PROBED` are probed again, evenly
+    spread, since that takes most of a report's time. `rubrics` tells those of a query. Columns without any value are
+    left out.
     """
-    rewards = {(g.query_id, f"{g.step}-{i}"): r for g in history.groups(store) for i, r in enumerate(g.rewards)}
-    steps: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for query_id in history.query_ids(store):
-        asked = rubrics(query_id)
-        for response in history.responses(store, query_id):
-            if not response.initial:
-                probed = probe(response.text, asked), rewards.get((query_id, response.id))
-                steps[response.step][query_id].append(probed)
-    found = {step: summary(list(groups.values())) for step, groups in sorted(steps.items())}
     names = [each for name in NAMES for each in (name, f"{name}_with_reward")]
+    # The trainer logs the metrics of a step after it, under the next number.
+    found = {
+        entry["step"] - 1: {name: entry[f"probe/{name}"] for name in names if f"probe/{name}" in entry}
+        for entry in log
+        if f"probe/{NAMES[0]}" in entry
+    }
+    rest = [step for step in history.steps(store) if step > max(found, default=-1)]
+    for step in rest[:: max(1, -(-len(rest) // PROBED))]:
+        probed = []
+        for group in history.groups(store, step=step):
+            answers, asked = history.responses(store, group.query_id, step=step), rubrics(group.query_id)
+            rewards = {f"{step}-{i}": reward for i, reward in enumerate(group.rewards)}
+            probed.append([(probe(each.text, asked), rewards.get(each.id)) for each in answers if not each.initial])
+        if row := summary(probed):  # a step may have no answer
+            found[step] = row
     names = [name for name in names if any(name in row for row in found.values())]
-    return [{"step": step} | {name: row.get(name) for name in names} for step, row in found.items()]
+    return [{"step": step} | {name: row.get(name) for name in names} for step, row in sorted(found.items())]
 
 
 def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) -> list[Row]:
