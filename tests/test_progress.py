@@ -8,7 +8,7 @@ from conftest import by_number, group, numbers, scripted_judge
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.report.progress import above_best, above_initial, by_window
+from rankbuffer_tools.report.progress import above_initial, above_middle, by_window, rise_table
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.monitoring.progress import (
@@ -288,8 +288,17 @@ def test_above_initial_leaves_out_a_query_that_was_once_not_placed_at_all():
     assert [(one.epoch, one.queries, one.share) for one in above_initial(found)] == [(0, 10, 0.75), (1, 10, 0.75)]
 
 
-def test_above_best_counts_each_query_by_its_own_best_response():
-    four, five, lost = {"initial-0": 4, "initial-3": 1}, {"initial-0": 4, "initial-4": 3}, {"initial-0": 4}
+def test_rise_table_compares_each_visit_with_the_first_and_puts_the_lowest_first():
+    above = {"up": (1, 2, 4), "down": (3, 1), "once": (2,), "even": (2, 2)}
+    found = {id: [visit({"initial-0": n}, 4, epoch=e) for e, n in enumerate(counts)] for id, counts in above.items()}
+    up, down = {"visit_1": 6 / 8, "visit_2": 1.0}, {"visit_1": 1 / 10, "visit_2": None}
+    even = {"visit_1": 0.5, "visit_2": None}
+    assert rise_table(found) == [{"query": "down"} | down, {"query": "even"} | even, {"query": "up"} | up]
+
+
+def test_above_middle_counts_each_query_by_its_own_middle_response():
+    four, five = {"initial-0": 4, "initial-3": 1, "initial-4": 0}, {"initial-0": 4, "initial-4": 3, "initial-5": 0}
+    lost = {"initial-0": 4}
     visited = [(four, four)] * 30 + [(five, five)] * 10 + [(four, lost)] * 10
     found = {str(i): [visit(above, 4, epoch=e) for e, above in enumerate(pair)] for i, pair in enumerate(visited)}
-    assert [(each.queries, each.share) for each in above_best(found)] == [(40, 0.375)] * 2
+    assert [(each.queries, each.share) for each in above_middle(found)] == [(40, 0.375)] * 2

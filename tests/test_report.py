@@ -25,7 +25,7 @@ from rankbuffer_tools.report.charts import advantage_chart, reach_chart, run_cha
 from rankbuffer_tools.report.command import main
 from rankbuffer_tools.report.page import escape, format_number, pack
 from rankbuffer_tools.report.progress import Share
-from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
+from rankbuffer_tools.report.report import examples_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Usage
@@ -173,7 +173,7 @@ def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits)
     section = report.section_of(shown(), None, None, 4000, None, browser_mb=0)
     (entry,), (packed,) = section.index["queries"], section.pages
     kept, visits = json.loads(zlib.decompress(base64.b64decode(packed))), visits_of(store, entry["id"])
-    assert entry["id"] == section.index["example"]["query"] and entry["visits"] == 4
+    assert entry["id"] == section.index["examples"][0]["query"] and entry["visits"] == 4
     assert kept["visits"] == [visits[0], *visits[2:]] and [each["number"] for each in kept["visits"]] == [1, 3, 4]
     wanted = {anchor["id"] for visit in kept["visits"] for anchor in visit["before"] + visit["after"]}
     steps = {each["step"] for each in kept["visits"]}
@@ -313,10 +313,10 @@ def test_headlines_and_facts_of_a_run_without_an_answer_that_had_a_reader(tmp_pa
 def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, shown):
     def reach(last):
         shares = [Share(epoch, "initial-0", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
-        monkeypatch.setattr(report, "above_best", lambda found: shares)
+        monkeypatch.setattr(report, "above_middle", lambda found: shares)
         return headlines_of(shown(), None)
 
-    label = "of the responses above the data set's best, epoch 0 to 1"
+    label = "of the responses above the data set's middle one, epoch 0 to 1"
     assert reach(0.3)[label] == "< 1 % to 30 %"
     assert label not in reach(0.002) and "responses of the policy judged" in reach(0.002)
 
@@ -344,7 +344,7 @@ def middle(score) -> int:
     return order[len(order) // 2]
 
 
-def test_example_of_is_in_the_middle_or_shows_the_largest_change_of_a_score(run, store, shown):
+def test_examples_of_are_the_middle_the_largest_and_the_smallest_rise(run, store, shown):
     texts, net = {}, {}  # the middle responses of each query; how many more rollouts its last visit placed higher
     for group, score in run.visits:
         texts.setdefault(group.query.id, []).append((middle(score), group.rollouts[middle(score)].text))
@@ -355,12 +355,10 @@ def test_example_of_is_in_the_middle_or_shows_the_largest_change_of_a_score(run,
     # Both signs: the order of the queries turns, so that no place of a query is right twice.
     for sign in (0, 1, -1):
         quality = (lambda query_id, text, sign=sign: sign * float(text)) if sign else None
-        example = example_of(shown(), quality)
-        found = texts[example["query"]]
-        assert example["shown"] == [(0, found[0][0]), (-1, found[-1][0])], "the first visit and the last one"
-        if sign:
-            assert "whose score rose most" in example["caption"]
-            assert sign * rises[example["query"]] == max(sign * rise for rise in rises.values())
-        else:
-            assert "in the middle of all queries" in example["caption"]
-            assert net[example["query"]] == sorted(net.values())[len(net) // 2]
+        examples, rise = examples_of(shown(), quality), {id: sign * rises[id] if sign else net[id] for id in net}
+        for example in examples:
+            found = texts[example["query"]]
+            assert example["shown"] == [(0, found[0][0]), (-1, found[-1][0])], "the first visit and the last one"
+        ends = [rise[example["query"]] for example in examples]
+        assert ends == [sorted(rise.values())[len(rise) // 2], max(rise.values()), min(rise.values())]
+        assert all(("of the score" in example["caption"]) == bool(sign) for example in examples)

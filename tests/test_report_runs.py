@@ -83,4 +83,4 @@ def test_open_runs_names_what_is_no_run(tmp_path):
 def test_run_names_are_what_tells_runs_apart(tmp_path):
     paths = [tmp_path / name for name in ("a/train", "b/train", "c/other", "c/other")]
     assert run_names(paths) == ["a/train", "b/train", "other", "other (2)"]
-    assert run_names(paths[:1]) == ["train"]
+    assert run_names(paths[:1]) == ["a/train"]

@@ -19,15 +19,14 @@ async function openRun(number) {
   query = null;
   $("search").value = "";
   list(run.index.queries.map((_, i) => i));
-  await showExample(document.querySelector(`section.run[data-run="${number}"] .example`));
+  const figures = document.querySelectorAll(`section.run[data-run="${number}"] .example`);
+  for (const [i, example] of run.index.examples.entries()) await showExample(figures[i], example);
   const spreads = run.index.queries.map(({ spread }) => spread);
   await openQuery(spreads.indexOf(Math.max(...spreads)));
 }
 
 // Fill the figure of one query's responses before and after training.
-async function showExample(figure) {
-  const example = run.index.example;
-  if (!example) return;
+async function showExample(figure, example) {
   const page = await unpack(run.pages[run.index.queries.findIndex(({ id }) => id === example.query)]);
   const [prompt, ...texts] = figure.querySelectorAll(".text");
   figure.querySelector("bdi").textContent = visible(example.query);

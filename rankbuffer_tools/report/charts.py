@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from statistics import stdev
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rankbuffer_trl.buffer import SOURCES
@@ -23,6 +25,7 @@ from .chart import (
     PURPLE,
     RED,
     SLATE,
+    STYLE,
     TEAL,
     Chart,
     column,
@@ -32,7 +35,7 @@ from .chart import (
     thousands,
     window,
 )
-from .progress import gain_table, reach_table
+from .progress import gain_table, reach_table, rise_table
 from .runs import Run
 from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
@@ -64,17 +67,19 @@ PROBE_LABELS = {
     "repeated": "repeated 4-grams",
     "rubric_words": "words of the rubrics",
 }
+PLACES = 50  # visits that the map of queries shows
 PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
 
-def reward_chart(table: Sequence[Row]) -> Chart:
-    """Draw mean and spread of the rewards, and the shares of rollouts that are tied, unscored or empty."""
-    figure, (top, bottom) = panels(2, sharex=True)
+def reward_chart(table: Sequence[Row], flat: bool = False) -> Chart:
+    """Draw mean and spread of the rewards unless they are flat, and the shares of tied, unscored or empty rollouts."""
+    figure, (*upper, bottom) = panels(1 if flat else 2, sharex=True)
     steps = column(table, "step")
-    top.plot(steps, column(table, "mean"), color=INK, label="mean of all")
-    top.plot(steps, column(table, "spread"), color=BLUE, label="std in a group")
-    top.set(ylabel="reward")
+    for top in upper:
+        top.plot(steps, column(table, "mean"), color=INK, label="mean of all")
+        top.plot(steps, column(table, "spread"), color=BLUE, label="std in a group")
+        top.set(ylabel="reward")
     for name, colour, label in (
         ("tied", GOLD, "tied with another rollout"),
         ("unscored", RED, "without a reward"),
@@ -83,12 +88,16 @@ def reward_chart(table: Sequence[Row]) -> Chart:
         bottom.plot(steps, column(table, name), color=colour, label=label, clip_on=False)
     bottom.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, None))
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
-    legend(top, bottom, columns=3)
+    legend(*upper, bottom, columns=3)
     caption = (
-        "The mean of rank rewards is about the same in every group, so it says nothing. The mean of scores is the"
-        " reward curve. For both, the rewards of a group can move apart, and rollouts can share a reward or have none."
+        "The mean of these rewards is the same at every step, as that of ranks is, so it is not drawn."
+        if flat
+        else "The mean of scores is the reward curve. The rewards of a group can move apart."
     )
-    return Chart("reward", "Reward: mean, spread, ties, gaps", caption, figure, table)
+    caption += " Rollouts can share a reward or have none."
+    return Chart(
+        "reward", "Reward: ties, gaps" if flat else "Reward: mean, spread, ties, gaps", caption, figure, table
+    )
 
 
 def cost_chart(
@@ -213,6 +222,7 @@ def insertion_chart(table: Sequence[Row]) -> Chart:
     legend(axes, columns=3)
     caption = (
         "Share of rollouts below all anchors, above all anchors, or in each quarter of the intervals between anchors."
+        " The anchors get better with the policy, so a larger lowest quarter need not mean worse answers."
     )
     return Chart("insertions", "Buffers: where rollouts are placed", caption, figure, table)
 
@@ -368,6 +378,29 @@ def gain_chart(table: Sequence[Row]) -> Chart:
     return Chart("gains", "Progress: against the previous visit", caption, figure, table)
 
 
+def rise_chart(table: Sequence[Row]) -> Chart:
+    """Draw who rises and who does not: a row per query, a column per visit."""
+    figure, (axes,) = panels()
+    visits = [name for name in table[0] if name != "query"]
+    size = -(-len(visits) // PLACES)
+    columns = [column(table, name) for name in visits[size - 1 :: size]]
+    ends = (size - size / 2, size * len(columns) + size / 2, 0, len(table))
+    colours = LinearSegmentedColormap.from_list("rise", (RED, "#e6e8eb", BLUE))
+    drawn = list(zip(*columns, strict=True))
+    image = axes.imshow(
+        drawn, colours, aspect="auto", vmin=0, vmax=1, origin="lower", extent=ends, interpolation="none"
+    )
+    axes.grid(False)
+    axes.set(xlabel="visit of a query, from 0", ylabel="queries, the lowest first")
+    with matplotlib.rc_context(STYLE):
+        figure.colorbar(image, format=PercentFormatter(1))
+    caption = (
+        "How often the judge prefers a later visit of a query to its first one: blue has risen, red has fallen. Both"
+        " stand among the anchors that they share. An empty place has none that tells."
+    )
+    return Chart("queries", "Progress: each query against its first visit", caption, figure, table)
+
+
 def reach_chart(table: Sequence[Row], best: int) -> Chart:
     """Draw the share of rollouts above each initial anchor, by epoch. The one of the number `best` is the best."""
     figure, (axes,) = panels()
@@ -419,6 +452,8 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
     rows = gain_table(run.visits)
     if any(row["probability"] is not None for row in rows):
         charts.append(gain_chart(rows))
+    if rises := rise_table(run.visits):
+        charts.append(rise_chart(rises))
     reach = reach_table(run.visits)
     if len({row["epoch"] for row in reach}) > 1:
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
@@ -442,6 +477,6 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
         charts.append(probe_chart(probes))
     if measures := tables.log_table(log):
         charts.append(log_chart(measures))
-    if flat:  # as the mean of ranks is, which says nothing
-        charts.append(reward_chart(rewards))
+    if flat and any(row[name] for row in rewards for name in ("tied", "unscored", "empty")):
+        charts.append(reward_chart(rewards, flat))  # without the mean, which says nothing where it is that of ranks
     return charts

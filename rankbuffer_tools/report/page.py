@@ -16,14 +16,14 @@ from string import Template
 
 from .browser import VISITS
 from .chart import POINTS, Chart, clean
-from .charts import SOURCE_COLOURS, SOURCE_LABELS
+from .charts import SOURCE_COLOURS, SOURCE_LABELS, run_colour
 from .tables import Row
 
 FILES = files(__package__)
 # The judgments by kind: the key of each column in a row, and the heading above its values.
 KINDS = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
 KINDS |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
-OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
+OPENING = ("quality", "queries", "reach", "gains", "log", "probes")  # the charts that stand at the top of a run
 # The script fills this figure, since it shows text of a policy.
 EXAMPLE = (
     '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'
@@ -42,6 +42,8 @@ class RunSection:
             Name of the run.
         headlines (`Mapping[str, str]`):
             Label and value of the numbers at the top of the section.
+        summary (`Mapping[str, str]`):
+            Its row in the table of runs, by heading.
         facts (`Mapping[str, str]`):
             The rows of the table that describes the run.
         charts (`Sequence[Chart]`):
@@ -56,6 +58,7 @@ class RunSection:
 
     name: str
     headlines: Mapping[str, str]
+    summary: Mapping[str, str]
     facts: Mapping[str, str]
     charts: Sequence[Chart]
     kinds: Sequence[Row]
@@ -69,8 +72,8 @@ def pack(value: object) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
-def browser_index(name: str, queries: Sequence[dict], of: int, measure: str | None, example: dict | None) -> dict:
-    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the example.
+def browser_index(name: str, queries: Sequence[dict], of: int, measure: str | None, examples: list[dict]) -> dict:
+    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the examples.
 
     `of` is the number of queries of the run, from which those of the list are drawn.
     """
@@ -81,7 +84,7 @@ def browser_index(name: str, queries: Sequence[dict], of: int, measure: str | No
         "name": name,
         "of": of,
         "shown": f"{visits} of {drawn if len(queries) < of else 'each query'}",
-        "example": example,
+        "examples": examples,
         "queries": queries,
         "colours": SOURCE_COLOURS,
         "labels": SOURCE_LABELS,
@@ -109,10 +112,11 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     data = [data_block("advantages-data", [pack(advantages)])]
     data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
     names = [one.name for one in sections]
-    compared = comparison_html(comparison, step, advantages["reach"], len(names), advantages["left_out"])
+    overview = runs_html(sections) if len(names) > 1 else ""
+    compared = overview + comparison_html(comparison, step, advantages["reach"], len(names), advantages["left_out"])
     runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
-        title=escape(", ".join(names)),
+        title=escape(names[0] if len(names) == 1 else f"{len(names)} runs"),
         made=escape(made),
         style=style,
         style_hash=content_hash(style),
@@ -146,6 +150,20 @@ def data_block(id: str, lines: Iterable[str]) -> str:
     return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
 
 
+def runs_html(sections: Sequence[RunSection]) -> str:
+    """Return the table of runs. Each has the colour that it has in all charts."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("run", *sections[0].summary))
+    rows = "".join(
+        f'<tr><th scope="row"><i class="dot" style="background:{run_colour(number)}"></i><bdi>{escape(one.name)}</bdi>'
+        "</th>" + "".join(f"<td>{escape(value)}</td>" for value in one.summary.values()) + "</tr>"
+        for number, one in enumerate(sections)
+    )
+    return (
+        f'<section><h2>The runs</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
 def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int, left_out: int) -> str:
     """Return the charts over all runs, and advantages at a step that the reader chooses."""
     last = f" Steps before the last {POINTS} are left out." if left_out else ""
@@ -168,19 +186,20 @@ def run_html(number: int, section: RunSection) -> str:
     tiles = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in section.headlines.items())
     first = [chart for chart in section.charts if chart.name in OPENING]
     opening = "\n".join(figure_html(chart, str(number)) for chart in first)
+    examples = "".join(map(example_html, section.index["examples"]))
     charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts if chart not in first)
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
         f'<h2><bdi>{escape(section.name)}</bdi></h2><dl class="tiles">{tiles}</dl>'
         f'<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see {section.index["shown"]}.</p>'
-        f'<div class="charts">{opening}{example_html(section.index["example"])}{facts_html(section.facts)}</div>'
+        f'<div class="charts">{opening}{examples}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
 
 
-def example_html(example: dict | None) -> str:
-    """Return the empty figure of an example, if there is one."""
-    return Template(EXAMPLE).substitute(caption=escape(example["caption"])) if example else ""
+def example_html(example: dict) -> str:
+    """Return the empty figure of an example."""
+    return Template(EXAMPLE).substitute(caption=escape(example["caption"]))
 
 
 def facts_html(facts: Mapping[str, str]) -> str:

@@ -8,13 +8,29 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare_visits, cut
+from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare_visits, cut, weigh
 from rankbuffer_trl.store import history
 
 
 def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     """Return the comparisons of [`by_window`] as rows, for a chart."""
     return [{"step": step} | asdict(comparison) for step, comparison in by_window(found).items()]
+
+
+def rise_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return, by query, how often the judge prefers each later visit to the first: 0.5 is no change.
+
+    It is the share of the pairs that [`weigh`] counts, and `None` where the visits share no anchor that tells. The
+    query that ended lowest comes first. A query with one visit is left out.
+    """
+    most, rows = max(map(len, found.values()), default=0), []
+    for query_id, (first, *later) in found.items():
+        pairs = [weigh(first, visit) for visit in later]
+        shares = [gain / (gain + loss) if gain + loss else None for gain, loss in pairs]
+        shares += [None] * (most - 1 - len(shares))
+        if any(share is not None for share in shares):
+            rows.append({"query": query_id} | {f"visit_{number}": share for number, share in enumerate(shares, 1)})
+    return sorted(rows, key=lambda row: [share for share in list(row.values())[1:] if share is not None][-1])
 
 
 def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
@@ -105,14 +121,17 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
     ]
 
 
-def above_best(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
-    """Return the share of rollouts above the best initial anchor of their own query, as [`above_initial`] does.
+def above_middle(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+    """Return the share of rollouts above the initial anchor in the middle of their query, as [`above_initial`] does.
 
-    Queries may have different numbers of responses, and a buffer may have lost its best initial anchor.
+    Queries may have different numbers of responses, and a buffer may have lost that anchor.
     """
-    best = {id: next(reversed([*each[0].above]), "") for id, each in found.items()}  # a first buffer has no others
+    middle = {}
+    for id, each in found.items():
+        first = [*each[0].above]  # a first buffer has no other anchors than initial ones
+        middle[id] = first[len(first) // 2] if first else ""
     renamed = {
-        id: [replace(v, above={"initial-0": v.above[best[id]]} if best[id] in v.above else {}) for v in each]
+        id: [replace(v, above={"initial-0": v.above[middle[id]]} if middle[id] in v.above else {}) for v in each]
         for id, each in found.items()
     }
     return above_initial(renamed)

@@ -42,13 +42,11 @@ from .paper import (
     read_evaluations,
     write_paper,
 )
-from .progress import above_best
+from .progress import above_middle
 from .runs import Run, open_runs
 
 MEASURE = "rubric score"
 EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
-MIDDLE = "The query whose gain is in the middle of all queries."
-HIGHEST = "The query whose score rose most."
 BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
 REACH = 2.5  # the least end of the axis of advantages
 Quality = Callable[[str, str], float]
@@ -111,7 +109,7 @@ def write_report(
         kept = {step}.union(*(each[-POINTS:] for each in steps.values()))
         signals = {run.name: tables.advantages(run.store, kept.intersection(steps[run.name])) for run in runs}
         output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
-        comparison = comparison_charts(runs, quality, table)
+        comparison = comparison_charts(runs, quality if all(map(judged_by_rubrics, runs)) else None, table)
         fixed = advantage_chart({name: each[step] for name, each in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]
         if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
@@ -213,27 +211,31 @@ def section_of(
     price: Price | None,
     browser_mb: float,
 ) -> RunSection:
-    """Return the part of the page that shows a run. Its example is always among the queries that are drawn."""
+    """Return the part of the page that shows a run. Its first example is always among the queries that are drawn."""
     ids = history.query_ids(run.store)
     own = quality if judged_by_rubrics(run) else None
-    example = example_of(run, own)
-    drawn = dict.fromkeys([*([example["query"]] if example else []), *random.Random(0).sample(ids, len(ids))])
+    examples = examples_of(run, own)
+    drawn = dict.fromkeys([*(example["query"] for example in examples), *random.Random(0).sample(ids, len(ids))])
     found: dict[str, tuple[dict, str]] = {}
     size = 0
-    for index, page in track_rows(query_pages(run.store, queries, quality, text_limit, drawn), run.name, len(ids)):
+    for index, page in track_rows(query_pages(run.store, queries, own, text_limit, drawn), run.name, len(ids)):
         packed = pack(page)
         size += len(packed) + len(pack(index))
         if found and size > 1e6 * browser_mb:
             break
         found[index["id"]] = index, packed
+    examples = [example for example in examples if example["query"] in found]
     shown = [found[id] for id in ids if id in found]
+    headlines = headlines_of(run, price, own)
+    charts = run_charts(run, lambda id: queries[id].rubrics if queries else ())
     return RunSection(
         name=run.name,
-        headlines=headlines_of(run, price, own),
+        headlines=headlines,
         facts=facts_of(run, len(ids)),
-        charts=run_charts(run, lambda id: queries[id].rubrics if queries else ()),
+        summary=summary_of(run, headlines, charts),
+        charts=charts,
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if quality else None, example),
+        index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if own else None, examples),
         pages=[packed for _, packed in shown],
     )
 
@@ -253,17 +255,17 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     rollouts = sum(row["rollouts"] for row in rewards)
     found = run.visits
     headlines = risen(run, rewards, quality) if quality else {}
-    compared = progress.since_last_visit(found)
+    since_first = progress.compare_visits((each[0], each[-1]) for each in found.values() if len(each) > 1)
     if run.duel:
         first, last = run.duel.epochs
         label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
         headlines[label] = str(run.duel.won)
-    elif compared and compared[newest := max(compared)].probability is not None:
-        headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
-    best = above_best(found)
-    ends = [progress.percent(share.share) for share in (best[0], best[-1])] if best else []
+    elif since_first.probability is not None:
+        headlines["the newest responses preferred to those of the first visit"] = str(since_first)
+    middle = above_middle(found)
+    ends = [progress.percent(share.share) for share in (middle[0], middle[-1])] if middle else []
     if len(set(ends)) > 1:
-        label = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+        label = f"of the responses above the data set's middle one, epoch {middle[0].epoch} to {middle[-1].epoch}"
         headlines[label] = " to ".join(ends)
     else:
         headlines["responses of the policy judged"] = f"{rollouts:,}"
@@ -273,6 +275,21 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     )
     headlines[f"{unit}; {totals.calls / rollouts:.1f} judgments a response"] = spent
     return headlines
+
+
+def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> dict[str, str]:
+    """Return the row of a run in the table of runs, by heading: what was trained, and with what result."""
+    label, value = next(iter(headlines.items()))
+    spent = [shown for name, shown in headlines.items() if name.startswith("cost of the judge")]
+    words = [row["words"] for chart in charts if chart.name == "probes" for row in chart.table if row.get("words")]
+    return {
+        "method": facts_of(run, 0)["method"].partition(" (")[0],
+        "steps": f"{len(run.rewards):,}",
+        "judge tokens": format_number(history.totals(run.store).tokens),
+        "price": spent[0] if spent else "-",
+        "words an answer": f"{words[0]:,.0f} to {words[-1]:,.0f}" if words else "-",
+        "headline": f"{value} {label}",
+    }
 
 
 def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str, str]:
@@ -324,12 +341,12 @@ def unknown_progress(run: Run) -> str | None:
     return str(newest) if newest and newest.probability is None else None
 
 
-def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | None:
-    """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
+def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]]:
+    """Return which responses to show as examples of before and after, by query id, visits and rollout ids.
 
-    Of a query's first and its last visit it is the response in the middle of the group. With a measure, the query is
-    the one whose score rose most. Without one, it is the query whose gain is in the middle of all queries, so that
-    nothing is chosen for its quality. `None` if no query was visited twice.
+    Of a query's first and its last visit it is the response in the middle of the group. The first query is the one
+    whose rise is in the middle of all queries. Then follow the largest and the smallest rise. The rise is that of the
+    score if there is a measure, else that among the anchors. There are none if no query was visited twice.
     """
     revisited = {
         id: progress.weigh(each[0], each[-1])
@@ -337,14 +354,20 @@ def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | Non
         if len(each) > 1 and each[0].placed and each[-1].placed
     }
     if not revisited:
-        return None
-    if quality:
-        query_id = max(sorted(revisited), key=lambda id: rise_of(run, id, quality))
-    else:
-        ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
-        query_id = ranked[len(ranked) // 2]
-    shown = [(visit, id) for visit, _, id in middles_of(run, query_id)]
-    return {"query": query_id, "shown": shown, "caption": HIGHEST if quality else MIDDLE}
+        return []
+    rises = {id: rise_of(run, id, quality) if quality else gain - loss for id, (gain, loss) in revisited.items()}
+    ranked, what = sorted(rises, key=lambda id: (rises[id], id)), "score" if quality else "place among the anchors"
+    chosen: dict[str, str] = {}
+    for place, words in (
+        (len(ranked) // 2, "is in the middle of all"),
+        (-1, "is the largest"),
+        (0, "is the smallest"),
+    ):
+        chosen.setdefault(ranked[place], f"The query whose rise of the {what} {words}.")
+    return [
+        {"query": id, "shown": [(visit, rollout) for visit, _, rollout in middles_of(run, id)], "caption": caption}
+        for id, caption in chosen.items()
+    ]
 
 
 def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:

@@ -1,5 +1,6 @@
 """Runs that a report reads, also while they train: a private copy of the store, and the trainer's log."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from rankbuffer_trl.store.history import has_calls
 from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
 
 from .tables import Row, reward_table
+
+GENERIC = re.compile(r"train|run|out|output|checkpoint-\d+")
 
 
 class RunConfig(TypedDict, total=False):
@@ -128,12 +131,15 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ, and number a path that is given twice."""
+    """Return the shortest ends of the paths that differ, and number a path that is given twice.
+
+    A folder that has the same name in many runs is named with the folder around it.
+    """
     whole = [path.absolute().parts for path in paths]
     names = []
     for i, parts in enumerate(whole):
         others = [other for j, other in enumerate(whole) if j != i and other != parts]
-        lengths = range(1, len(parts) + 1)
+        lengths = range(2 if GENERIC.fullmatch(parts[-1]) else 1, len(parts) + 1)
         length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
         same = whole[:i].count(parts)
         names.append("/".join(parts[-length:]) + (f" ({same + 1})" if same else ""))

@@ -181,8 +181,8 @@ def test_the_page_of_one_run_opens_with_the_run(driver, made):
     assert first.index("The run") < first.index("All charts")
     assert any(title.startswith("Before and after: q") for title in first)
     texts = {rollout.text for group, _ in made[1].visits for rollout in group.answered}
-    prompt, before, after = browser.texts(".run .example .text")
-    assert prompt == "" and {before, after} <= texts
+    shown = browser.texts(".run .example .text")
+    assert len(shown) == 9 and {*shown[::3]} == {""} and {*shown[1::3], *shown[2::3]} <= texts
     link = browser.driver.find_element(By.CSS_SELECTOR, ".to-browser a")
     assert link.is_displayed() and link.get_attribute("href").endswith("#browser")
 
@@ -261,7 +261,7 @@ def test_the_theme_and_the_run_can_be_changed(browser):
     browser.driver.find_element(By.ID, "run").send_keys("scored")
     browser.wait(lambda: browser.text("when").startswith("visit 2 of 2"))
     assert 0 < browser(charts) < ranked
-    assert "rubric score" in browser.text("ladder")
+    assert "rubric score" not in browser.text("ladder"), "its judge is not the embedded one"
     browser("showVisit(2)")
     assert browser.text("changes") == "This method keeps no buffer."
 
@@ -311,6 +311,10 @@ def test_no_label_lies_outside_its_picture_or_over_another(driver, tmp_path):
         browser.open(page)
         assert browser("return document.querySelectorAll('figure svg text').length") > 50
         assert browser(CUT) == [], width
+        assert browser("return document.documentElement.scrollWidth <= window.innerWidth"), width
+    assert [row.startswith(name) for row, name in zip(browser.texts(".runs tbody tr"), names, strict=True)] == [
+        True
+    ] * 2
 
 
 def test_the_page_asks_the_network_for_nothing(browser):
