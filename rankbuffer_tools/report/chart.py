@@ -20,6 +20,7 @@ from .tables import Row
 BLUE, GREEN, RED, GOLD, GREY = "#3d7ea6", "#2e8b57", "#b5485d", "#c9a227", "#9aa5b1"
 PURPLE, ORANGE, TEAL, SLATE = "#8265a7", "#c77b3b", "#4aa3a2", "#7d8794"
 POINTS = 400  # places of a line or of bars; a page with a point for each of 100,000 steps opens in no browser
+WIDTH = 4.6  # inches of a picture
 INK, LINE = "#2b3036", "#dfe3e8"  # the page replaces these two by the colours of its theme
 STYLE = {
     "text.color": INK,
@@ -137,7 +138,7 @@ def thousands(value: float, _: float = 0) -> str:
 def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tuple[Figure, list[Axes]]:
     """Make a figure and its axes."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -149,8 +150,7 @@ def legend(*axes: Axes, columns: int = 2) -> None:
     named = [each.get_legend_handles_labels() for each in axes]
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:
-        points = 72 * axes[0].figure.get_figwidth()
-        wide = 34 + 5.4 * max(map(len, unique))  # a handle with its gaps, and letters of 9 points
-        columns = max(1, min(columns, int(points // wide)))
+        wide = 34 + 5.4 * max(map(len, unique))  # points: a handle with its gaps, and letters of size 9
+        columns = max(1, min(columns, int(72 * WIDTH // wide)))
         with matplotlib.rc_context(STYLE):
             axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=9)

@@ -424,7 +424,8 @@ def reach_chart(table: Sequence[Row], best: int) -> Chart:
 
 def probe_chart(table: Sequence[Row]) -> Chart:
     """Draw what answers look like, and how far the rewards of a group follow it."""
-    names = [name for name in PROBE_LABELS if name in table[0]]
+    # A line that is zero at every step says nothing. There are always words.
+    names = [name for name in PROBE_LABELS if name == "words" or any(row.get(name) for row in table)]
     figure, axes = panels(len(names), 2, height=1.1 * len(names) + 0.6, sharex=True)
     for name, left, right in zip(names, axes[::2], axes[1::2], strict=True):
         left.plot(column(table, "step"), column(table, name), color=BLUE)
