@@ -11,12 +11,12 @@ each further group of the longest run takes.
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from buffer_store import STEP, G, group_of, text
@@ -32,6 +32,10 @@ from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 
 ANCHORS, CALLS = 4, 9
+COST = """import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)"""
 
 
 def make_run(path: Path, steps: int, queries: int, length: int) -> None:
@@ -45,7 +49,7 @@ def make_run(path: Path, steps: int, queries: int, length: int) -> None:
                 f"q{number % queries}", [{"role": "user", "content": "?"}], (Rubric("Is good.", 5),), responses
             )
             buffer = store.load(query.id) or initial_buffer(responses, ANCHORS)
-            group = group_of(query, step, length)
+            group = replace(group_of(query, step, length), epoch=epoch)
             places = sorted(min(len(buffer), draw.randrange(len(buffer) + 1 + epoch)) for _ in range(G))
             sigma = [tuple(group.rollouts[i] for i in range(G) if places[i] == p) for p in range(len(buffer) + 1)]
             order = tuple((rollout.id,) for rollout in group.rollouts)
@@ -64,11 +68,10 @@ def make_run(path: Path, steps: int, queries: int, length: int) -> None:
 
 def cost_of(words: Sequence[str]) -> tuple[float, float]:
     """Return CPU seconds and peak memory in MB of a process."""
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"{' '.join(words)} ended with {status}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    # A small process starts it: the peak memory of a process counts that of the one that started it.
+    found = subprocess.run([sys.executable, "-c", COST, *words], check=True, capture_output=True, text=True).stdout
+    seconds, kilobytes = map(float, found.split())
+    return seconds, kilobytes / 1024
 
 
 def main() -> None:

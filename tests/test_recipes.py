@@ -134,7 +134,7 @@ def test_the_program_without_a_word_runs_the_quickstart_to_its_end(tmp_path):
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     tile, chart, more = (page.index(part) for part in ("mean rubric score", "Quality of the rollouts", "All charts"))
     assert tile < chart < more and page.count("Quality of the rollouts</h3>") == 1
-    assert "The query whose score rose most" in page
+    assert "The query whose rise of the score is the largest." in page
     first, last = (summary[name]["rubric score"] for name in ("before", "after"))
     assert f"{first:.0f} before training, {last:.0f} after." in " ".join(said.split())
 
