@@ -69,7 +69,13 @@ class StepTimes(TrainerCallback):
 
 
 def step_times(
-    kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerFast, queries: int, tokens: int, steps: int
+    kind: str,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerFast,
+    queries: int,
+    tokens: int,
+    steps: int,
+    use_cpu: bool = True,
 ) -> list[float]:
     """Train a short run and return the seconds of each step but the first."""
     clock = StepTimes()
@@ -77,7 +83,7 @@ def step_times(
     with tempfile.TemporaryDirectory() as output_dir:
         common = dict(
             output_dir=output_dir,
-            use_cpu=True,
+            use_cpu=use_cpu,
             bf16=False,
             report_to="none",
             disable_tqdm=True,
@@ -107,13 +113,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="length of a completion in tokens")
     parser.add_argument("--steps", type=int, default=5, help="number of steps per turn; the first is not counted")
     parser.add_argument("--turns", type=int, default=8, help="number of turns per trainer")
+    what = "train on the CPU, as in docs/results.md; --no-use_cpu takes the GPU"
+    parser.add_argument("--use_cpu", action=argparse.BooleanOptionalAction, default=True, help=what)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     disable_progress_bars()
 
     rows = load_queries(str(DATA))
     tokenizer = build_tokenizer([text for row in rows for text in row["responses"]])
-    shape = (rows, tokenizer, arguments.queries, arguments.tokens, arguments.steps)
+    shape = (rows, tokenizer, arguments.queries, arguments.tokens, arguments.steps, arguments.use_cpu)
     table = Table("turn", "GRPOTrainer, s", "RankBufferTrainer, s", "ratio", title="Median step time")
     stock, ours = [], []
     for turn in range(arguments.turns):

@@ -54,7 +54,7 @@ def train(tmp_path) -> Callable[..., Path]:
         environment = os.environ | {
             "CUDA_VISIBLE_DEVICES": str(gpu),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "DS_ACCELERATOR": "cuda",
         }
         log = output_dir / "log"

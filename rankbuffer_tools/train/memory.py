@@ -22,7 +22,10 @@ def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
         with torch.device("meta"):
             policy = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
-        return "memory of a GPU: not computed, because the policy's config is not on this machine (docs/scaling.md)"
+        return (
+            "memory of a GPU: not computed, because the policy's config is not on this machine:"
+            f" hf download {name} config.json"
+        )
     parameters, text, rows = policy.num_parameters(), config.get_text_config(), args.per_device_train_batch_size
     states = 2 if model.use_peft else STATES
     if args.beta and not model.use_peft:
