@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from accelerate.logging import MultiProcessAdapter
 from helpers.judges import by_number as by_number
 from helpers.judges import unreachable as unreachable
 from helpers.servers import KEY, Fault, serving
@@ -44,6 +45,12 @@ sys.path.insert(0, str(QUICKSTART))
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(autouse=True)
+def warned_of_nothing() -> None:
+    """Without it, a test that counts warnings would miss one that an earlier test of the same process has had."""
+    MultiProcessAdapter.warning_once.cache_clear()
 
 
 def run_program(path: Path, *arguments: object, timeout: float) -> str:
