@@ -102,8 +102,8 @@ CLAIMS = (
         "under a reliable judge, a real policy comes from 40.5 of 100 to this quality by GRPO, and by RankBuffer",
         SECOND,
         0.1,
-        r"│ grpo +│ 4 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 4 +│ [\d ]+│ ([\d.]+)",
-        (54.5, 59.9),
+        r"│ grpo +│ 8 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 8 +│ [\d ]+│ ([\d.]+)",
+        (54.3, 59.0),
         0.05,
     ),
     *(

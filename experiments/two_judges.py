@@ -16,13 +16,13 @@ from experiments.weak_judge import report as first
 
 PICTURE = Path(__file__).with_suffix(".png")
 NAMES = {
-    "ratings_soft": "a score,\nby its probabilities",
+    "ratings_soft": "a score, by token\nprobabilities",
     "ratings_soft_seed_1": "the same,\nanother seed",
-    "pairs_soft": "pairs,\nby their probabilities",
-    "rankbuffer_soft_references": "RankBuffer,\nby its probabilities",
-    "rankbuffer_soft": "the same, but first\na list by its words",
-    "pointwise": "a score,\nby its word (GRPO)",
-    "rankbuffer": "RankBuffer,\nby its words",
+    "pairs_soft": "pairs, by token\nprobabilities",
+    "rankbuffer_soft_references": "RankBuffer, by token\nprobabilities",
+    "rankbuffer_soft": "the same, but first\na greedy list",
+    "pointwise": "a greedy score\n(GRPO)",
+    "rankbuffer": "RankBuffer,\ngreedy verdicts",
 }
 
 
@@ -36,7 +36,7 @@ def main(path: Path = PICTURE) -> None:
     left.set_title("a reliable judge: true quality", fontsize=10, loc="left")
     rows = json.loads(gzip.decompress(first.KEPT.read_bytes()))
     first.draw_duels(right, {told: rows[name] for name, told in NAMES.items()}, [("kept_apart", "with_rubrics")])
-    right.set_title("a judge whose words carry nothing: who wins the duels?", fontsize=10, loc="left")
+    right.set_title("greedy verdicts no better than chance: who wins the duels?", fontsize=10, loc="left")
     right.set_xlabel("share won by the trained policy, against the untrained one")
     right.spines[["top", "right"]].set_visible(False)
     picture.savefig(path, dpi=110)

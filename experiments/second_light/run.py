@@ -51,7 +51,6 @@ HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 DATA = {"trained": RECIPES / "small" / "words.jsonl", "kept_apart": RECIPES / "small" / "words_kept_apart.jsonl"}
 START, RECORDS = HERE / "start.json.gz", HERE / "records"
-PENDING = HERE / "pending"  # records that no table counts until the number of seeds that was fixed has run
 CLAIMED = ("paper/grpo", "paper/rankbuffer", "paper/rrc_scr", "beyond/listwise_two", "paper/rankbuffer_static")
 OTHERS = ("paper/gdpo", "paper/tournament_grpo", "paper/rankbuffer_bootstrap")
 JUDGES = {"sharp": JudgeErrors(noise=0.09, bias=0.02), "blunt": WORLDS["blunt"]}
@@ -270,7 +269,7 @@ def main() -> None:
         for row, judge, seed in queue(range(given.seeds))
         if row in given.rows
     ]
-    there = {path.name for folder in (RECORDS, PENDING) for path in folder.glob("*.json.gz")}
+    there = {path.name for path in RECORDS.glob("*.json.gz")}
     missing = [run for run in runs if f"{run.name}.json.gz" not in there][: given.limit]
     os.environ.update(ALLOCATION)  # read when a process starts
     with multiprocessing.get_context("spawn").Pool(given.workers, maxtasksperchild=1) as pool:
