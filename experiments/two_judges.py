@@ -2,7 +2,7 @@
 
     python -m experiments.two_judges    # writes experiments/two_judges.png from the kept records
 
-The left half has the runs of `second_light` under the sharp judge, the right half the duels of `weak_judge`.
+The left half has the runs of `real_policy` under the sharp judge, the right half the duels of `weak_judge`.
 """
 
 import gzip
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.second_light import report as second
+from experiments.real_policy import report as second
 from experiments.weak_judge import report as first
 
 PICTURE = Path(__file__).with_suffix(".png")

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from conftest import ROOT
 
-REPLAY, TOY, TWO = (f"experiments/{name}/README.md" for name in ("judge_cost", "toy_policy", "second_light"))
+REPLAY, TOY, TWO = (f"experiments/{name}/README.md" for name in ("judge_cost", "toy_policy", "real_policy"))
 WEAK, RESULTS, RECIPES = "docs/results/weak_judge.md", "docs/results.md", "recipes/README.md"
 PRICES = "questions a group", "thousand tokens a group", "agreement", "thousand tokens to 85 points"
 COSTS = "calls", "Mtokens", "0.03", "0.09", "0.3"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments import two_judges
-from experiments.second_light import opinion, report, run
+from experiments.real_policy import opinion, report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets
 from rankbuffer_trl.stems import content_stems, stem_all

@@ -1,8 +1,8 @@
 """The tables, the claims and the figure of a real policy under a simulated judge, from its kept records alone.
 
-    python -m experiments.second_light.report             # what README.md shows
-    python -m experiments.second_light.report --answers   # also the answers before and after
-    python -m experiments.second_light.report --figure experiments/second_light/second_light.png
+    python -m experiments.real_policy.report             # what README.md shows
+    python -m experiments.real_policy.report --answers   # also the answers before and after
+    python -m experiments.real_policy.report --figure experiments/real_policy/real_policy.png
 
 Rows are compared over the seeds that both have finished under the same judge. The last line is JSON.
 """
@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.second_light.opinion import OPINION
-from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
+from experiments.real_policy.opinion import OPINION
+from experiments.real_policy.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from experiments.toy_policy.report import Comparison, Interval, compare
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, rubric_score
@@ -260,7 +260,7 @@ def main() -> None:
     """Print what the records say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as second_light.png")
+    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as real_policy.png")
     parser.add_argument("--answers", action="store_true", help="print answers before and after")
     given = parser.parse_args()
     console, measure, start = Console(width=170, highlight=False), Measure(), read(START)
@@ -276,7 +276,7 @@ def main() -> None:
     verdicts = {f"{claim} ({judge})": each.verdict for (judge, claim), each in found.items()}
     print(
         json.dumps(
-            {"benchmark": "second_light", "runs": sum(map(len, runs.values())), "start": before, "claims": verdicts}
+            {"benchmark": "real_policy", "runs": sum(map(len, runs.values())), "start": before, "claims": verdicts}
         )
     )
 

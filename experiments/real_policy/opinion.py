@@ -1,6 +1,6 @@
 """Ask a real judge about the answers that were kept: an opinion that no run was paid for.
 
-    python -m experiments.second_light.opinion --judge_url http://127.0.0.1:8001/v1 --judge_model judge
+    python -m experiments.real_policy.opinion --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
 It reads the first answer to each prompt kept apart, of the policy before training and of every run at its end. Its
 rubrics are the package's generic ones, and its scores from 0 to 9 are read by their probabilities. They go to
@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.second_light.run import DATA, HERE, RECORDS, START, read, write
+from experiments.real_policy.run import DATA, HERE, RECORDS, START, read, write
 from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.data.queries import GENERIC, QueryTable, load_queries
 from rankbuffer_trl.judge import Question, pointwise_question
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judge_url", required=True)
     parser.add_argument("--judge_model", required=True)
-    parser.add_argument("--log", type=Path, default="runs/second_light/opinion.jsonl", help="file of the judgments")
+    parser.add_argument("--log", type=Path, default="runs/real_policy/opinion.jsonl", help="file of the judgments")
     given = parser.parse_args()
     config = JudgeConfig(given.judge_url, given.judge_model, judge_decoding="json_schema", judge_concurrency=1)
     found: dict[str, dict[str, float]] = read(OPINION) if OPINION.is_file() else {}

@@ -1,8 +1,8 @@
 """Train a real policy of 135M parameters under a simulated judge, one run per row, seed and judge.
 
-    python -m experiments.second_light.run --policy FOLDER                # the next missing runs, one after the other
-    python -m experiments.second_light.run --policy FOLDER --limit 1      # only the next one
-    python -m experiments.second_light.run --policy FOLDER --workers 6    # six at a time, for one large GPU
+    python -m experiments.real_policy.run --policy FOLDER                # the next missing runs, one after the other
+    python -m experiments.real_policy.run --policy FOLDER --limit 1      # only the next one
+    python -m experiments.real_policy.run --policy FOLDER --workers 6    # six at a time, for one large GPU
 
 The order is fixed: see [`queue`]. A run whose record is in `records/` is not made again. A run that was killed goes on
 from its last checkpoint, in `--output_dir`. A finished run writes one compressed record: all answers, all rewards and
@@ -251,7 +251,7 @@ def main() -> None:
     """Make the runs that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", required=True, help="folder of SmolLM2-135M-Instruct")
-    parser.add_argument("--output_dir", default="runs/second_light", help="folder of the unfinished runs")
+    parser.add_argument("--output_dir", default="runs/real_policy", help="folder of the unfinished runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N-1")
     parser.add_argument("--rows", nargs="+", choices=[*CLAIMED, *OTHERS], default=[*CLAIMED, *OTHERS])
