@@ -46,7 +46,7 @@ WHEEL_VENV ?= .venv-wheel
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
+VLLM_VERSION := $(shell sed -n 's/^# vllm \([0-9.]*\) (extra.*/\1/p' requirements.txt)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
 .PHONY: quickstart small test test-all test-vllm test-verifiers test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean

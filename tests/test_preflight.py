@@ -212,15 +212,16 @@ def test_a_plan_says_what_it_leaves_open(tmp_path, rows):
 
 
 def test_memory_is_that_of_the_page_and_counts_a_reference_policy_and_lora(tmp_path):
-    """The arithmetic at the head of recipes/launch/one_node.sh: 33 + 5 + 12 = 50 GB."""
+    """The arithmetic at the head of recipes/launch/one_node.sh: 33 + 5 + 5 = 43 GB; with float32, of the run on a GPU."""
     sizes = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, head_dim=128)
     Qwen3Config(vocab_size=151936, num_key_value_heads=8, **sizes).save_pretrained(tmp_path / "policy")
     batch = {"per_device_train_batch_size": 2, "max_prompt_length": 4096, "max_completion_length": 4096}
-    policy = ModelConfig(model_name_or_path=str(tmp_path / "policy"))
+    policy = ModelConfig(model_name_or_path=str(tmp_path / "policy"), dtype="bfloat16")
     for given, model, said in (
-        ({}, policy, r"about 50 GB = 33 GB of weights, gradients and optimizer \+ 4.8 GB of .* \+ 12 GB of logits$"),
-        ({"beta": 0.1}, policy, "about 54 GB = 37 GB"),
-        ({}, replace(policy, use_peft=True), "about 21 GB = 4.1 GB"),
+        ({}, policy, r"about 43 GB = 33 GB of weights, gradients and optimizer \+ 4.8 GB of .* \+ 5 GB of the output"),
+        ({"beta": 0.1}, policy, "about 47 GB = 37 GB"),
+        ({"beta": 0.1}, replace(policy, dtype="float32"), "about 56 GB = 41 GB .* 9.7 GB of checkpointed"),
+        ({}, replace(policy, use_peft=True), r"about 8.9 GB = 4.1 GB .* \+ 4.8 GB of checkpointed activations$"),
         ({"gradient_checkpointing": False}, policy, "take many times this"),
         ({"use_vllm": True, "vllm_mode": "colocate"}, policy, "vLLM takes 0.3 of the GPU besides"),
         (

@@ -1,13 +1,16 @@
 """The memory of a training GPU, by arithmetic from the policy's configuration. No weights are loaded."""
 
 import torch
+import trl.trainer.utils
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig
 
 from rankbuffer_trl.training.config import RankBufferConfig
 
 STATES = 2 + 2 + 12  # bytes a parameter: weights and gradients in bf16; master weights and Adam's moments in float32
-LOGIT = 10  # bytes: bf16, float32 and the gradient
+LOGIT = 10  # bytes up to TRL 1.14: bf16, float32 and the gradient
+# From TRL 1.15 on no logits are kept. The output layer's weights are gathered, and their gradient is summed in float32.
+HEAD = 2 + 4 + 2 if hasattr(trl.trainer.utils, "add_fused_lm_head") else 0  # bytes a weight of the output layer
 
 
 def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
@@ -27,15 +30,19 @@ def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
             f" hf download {name} config.json"
         )
     parameters, text, rows = policy.num_parameters(), config.get_text_config(), args.per_device_train_batch_size
-    states = 2 if model.use_peft else STATES
+    size = 4 if model.dtype == "float32" else 2  # bytes a weight, and a value of the residual stream
+    states = size if model.use_peft else STATES
     if args.beta and not model.use_peft:
-        states += 2  # the reference policy
+        states += size  # the reference policy
     length = (args.max_prompt_length or 0) + args.max_completion_length
     parts = {
         "weights, gradients and optimizer": states * parameters / args.world_size,
-        "checkpointed activations": 2 * text.num_hidden_layers * rows * length * text.hidden_size,
-        "logits": LOGIT * rows * args.max_completion_length * text.vocab_size,
+        "checkpointed activations": size * text.num_hidden_layers * rows * length * text.hidden_size,
     }
+    if not HEAD:
+        parts["logits"] = LOGIT * rows * args.max_completion_length * text.vocab_size
+    elif not model.use_peft:  # LoRA leaves the output layer as it is
+        parts["the output layer's gradient"] = HEAD * text.vocab_size * text.hidden_size
     listed = " + ".join(f"{gigabytes(size)} of {name}" for name, size in parts.items())
     more = "" if args.gradient_checkpointing else "; without gradient_checkpointing, activations take many times this"
     if args.use_vllm and args.vllm_mode == "colocate":

@@ -19,9 +19,9 @@
 #   COLOCATE=yes JUDGE_URL=http://10.0.0.9:8001/v1 recipes/launch/one_node.sh
 #
 # There is no rollout server then. Each GPU samples with a vLLM of its own, and trains with ZeRO-3 over 8 processes.
-# Batch: 8 processes x 2 per device x 10 accumulation = 160. Memory: training 131 GB / 8 = 16 GB, activations 5 GB, logits
-# 12 GB; vLLM 0.4 x 80 = 32 GB: weights 16.4 GB, about 2 GB besides, cache 13 GB = 92,000 tokens, 11 of 20 sequences at
-# their longest. Together about 65 of 80 GB.
+# Batch: 8 processes x 2 per device x 10 accumulation = 160. Memory: training 131 GB / 8 = 16 GB, activations 5 GB, output
+# layer 5 GB; vLLM 0.4 x 80 = 32 GB: weights 16.4 GB, about 2 GB besides, cache 13 GB = 92,000 tokens, 11 of 20 sequences
+# at their longest. Together about 58 of 80 GB.
 #
 # Batch: 4 processes x 2 per device x 20 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 20 is a multiple of 8,
 # so each group lies on one process.
@@ -30,8 +30,9 @@
 #   training   Qwen3-8B has 8.2e9 parameters of 16 bytes (2 weights, 2 gradients, 4 + 8 master weights and Adam):
 #              131 GB / 4                                                                            = 33 GB
 #              checkpointed activations: 36 layers x 2 sequences x 8,192 tokens x 4,096 x 2 bytes    =  5 GB
-#              logits of the answers: 2 x 4,096 x 151,936 x about 10 bytes (bf16, fp32, gradient)    = 12 GB
-#              together about 50 of 80 GB. If memory is short: per_device_train_batch_size 1, accumulation 40.
+#              output layer: 151,936 x 4,096 x 8 bytes (gathered weights, gradient in float32 and bf16)  =  5 GB
+#              together about 43 of 80 GB. If memory is short: per_device_train_batch_size 1, accumulation 40. TRL keeps
+#              no logits since 1.15; before, 2 x 4,096 x 151,936 of about 10 bytes took 12 GB.
 #   rollouts   weights 16.4 GB / 2 = 8 GB. Cache: 36 layers x 2 x 8 heads x 128 x 2 bytes = 147 kB a token, 74 kB on each
 #              GPU; 0.9 x 80 - 8 - 4 = 60 GB hold 800,000 tokens, 100 of 160 sequences at their longest (8,192). The rest
 #              waits.

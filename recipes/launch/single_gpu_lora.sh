@@ -19,9 +19,8 @@
 #   judge      0.25 x 80 = 20 GB: Qwen3-4B has 8.1 GB of weights and about 2 GB besides; cache 9.9 GB = 67,000 tokens of
 #              147 kB, one question of 65,536 or six of 11,000
 #   training   frozen weights 8.2e9 x 2 bytes = 16.4 GB; LoRA of rank 32 on all linear layers, 87e6 parameters x 16 bytes
-#              = 1.4 GB; activations 36 layers x 8,192 tokens x 4,096 x 2 bytes = 2.4 GB; logits of one answer 4,096 x
-#              151,936 x about 10 bytes = 6 GB: 26 GB
-#   together about 74 of 80 GB. With 48 GB, use a judge elsewhere, and set POLICY to Qwen/Qwen3-4B.
+#              = 1.4 GB; activations 36 layers x 8,192 tokens x 4,096 x 2 bytes = 2.4 GB: 20 GB
+#   together about 68 of 80 GB. With 48 GB, use a judge elsewhere, and set POLICY to Qwen/Qwen3-4B.
 #
 # The learning rate is not the paper's. The paper trains all weights, and LoRA usually needs a rate ten times as high.
 #

@@ -33,7 +33,7 @@
 # cannot make 160 and are refused, unless ACCUMULATION is set.
 #
 # Memory of a GPU, by arithmetic (one_node.sh has the terms; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
-# activations 5 GB, logits 12 GB, about 25 of 80 GB; servers as in two_nodes.sh.
+# activations 5 GB, output layer 5 GB, about 18 of 80 GB; servers as in two_nodes.sh.
 #
 # 15 minutes before its time is over, Slurm sends SIGTERM to this script, which sends SIGUSR1 to the training nodes.
 # The training finishes its step, writes a checkpoint and ends, and the job returns to the queue. Every start resumes

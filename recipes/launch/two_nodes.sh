@@ -20,7 +20,7 @@
 # 8, so 4 of 20 groups lie on two processes. The result is the same: groups are gathered and judged whole.
 #
 # Memory of a GPU, by arithmetic (one_node.sh has the terms; 1 GB = 10^9 bytes):
-#   training   131 GB / 8 = 16 GB, activations 5 GB, logits 12 GB: about 35 of 80 GB
+#   training   131 GB / 8 = 16 GB, activations 5 GB, output layer 5 GB: about 26 of 80 GB
 #   rollouts   weights 16.4 GB / 4 = 4 GB; the other 64 of 0.9 x 80 GB hold 1,700,000 tokens at 37 kB on each GPU:
 #              all 160 sequences at their longest (1,310,720 tokens)
 #   judge      61 GB / 4 = 15 GB; the other 53 hold 2,100,000 tokens at 25 kB on each GPU
