@@ -4,6 +4,7 @@
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
 # make test-verifiers  run GroupRanker inside the real verifiers, in an environment of its own; CI does not run it
+# make peers        run this package and others against one fake judge with faults, in an environment of its own; CI does not run it
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-real    train for minutes with REAL_POLICY=<folder> REAL_JUDGE_URL=<url> REAL_JUDGE_MODEL=<name>; CI does not run it
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI runs it every week
@@ -41,6 +42,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 VLLM_VENV ?= .venv-vllm
 TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
 VERIFIERS_VENV ?= .venv-verifiers
+PEERS_VENV ?= .venv-peers
 GPU_VENV ?= .venv-gpu
 WHEEL_VENV ?= .venv-wheel
 VLLM_URL ?=
@@ -49,7 +51,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/^# vllm \([0-9.]*\) (extra.*/\1/p' requirements.txt)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart small test test-all test-vllm test-verifiers test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean
+.PHONY: quickstart small test test-all test-vllm test-verifiers peers test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -74,6 +76,9 @@ test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 # Without the fixtures of tests/, which need torch. GroupRanker needs none.
 test-verifiers: $(VERIFIERS_VENV)/installed
 	$(VERIFIERS_VENV)/bin/python -m pytest --noconftest checks/with_verifiers
+
+peers: $(PEERS_VENV)/installed
+	DS_ACCELERATOR=cpu $(PEERS_VENV)/bin/python benchmarks/peers.py
 
 test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest checks/with_gpu
@@ -171,6 +176,15 @@ $(VERIFIERS_VENV)/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VERIFIERS_VENV)
 	$(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0 \
 		$$(grep '^datasets==' requirements.txt) $$(sed -nE 's/^ *"(pytest(-timeout)?==.*)",.*/\1/p' pyproject.toml)
+	@touch $@
+
+# verifiers and litellm, under openpipe-art, need openai 2, and the lock has openai 3. This package takes both.
+$(PEERS_VENV)/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)" \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check openpipe-art==0.5.18 verifiers==0.4.0 \
+		llm-verifier==0.3.0 $$(grep -E '^(trl|datasets)==' requirements.txt) --editable .
 	@touch $@
 
 # vLLM for GPUs and the trainer share this environment, as they do on a training machine.

@@ -54,10 +54,10 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.step import PENDING
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.rollouts import SeparateRollouts
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
-from rankbuffer_trl.training.step import PENDING
 
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
 TABLES = ("responses", "buffers", "groups", "calls")

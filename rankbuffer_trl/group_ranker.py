@@ -20,8 +20,8 @@ from .judge import ChatClient, Judge, JudgeError
 from .judge.config import JudgeConfig, read_judge
 from .rewards.format import AnswerExtractor
 from .rewards.method import GroupScore, RewardMethod, load_method
+from .step import RESUME, Scoring, Step
 from .store import BufferStore, StoreError, history
-from .training.step import RESUME, Scoring, Step
 
 AnyQuery = Query | Mapping[str, Any] | str | list[dict]
 AnyJudge = Judge | ChatClient | JudgeConfig | Mapping[str, Any]

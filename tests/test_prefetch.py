@@ -18,8 +18,8 @@ from rankbuffer_trl.rewards.method import RewardMethod, score_by_order, score_by
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.prefetch import early_questions, first_questions, without
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.step import PENDING
 from rankbuffer_trl.testing import make, play
-from rankbuffer_trl.training.step import PENDING
 
 FROZEN = json.loads((ROOT / "tests" / "golden" / "first_questions.json").read_text())
 

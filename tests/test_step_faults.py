@@ -20,9 +20,9 @@ from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.step import Step
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
-from rankbuffer_trl.training.step import Step
 
 
 def number(prompt: str) -> web.Response:

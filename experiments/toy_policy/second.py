@@ -1,6 +1,6 @@
 """What a second judge can be for, beside the repair of the rewards: to judge all again, or to judge alone.
 
-* `repair`: a better reference judge scores the first 5 % of the groups again, and `training/debiasing.py` corrects the
+* `repair`: a better reference judge scores the first 5 % of the groups again, and `debiasing.py` corrects the
   rewards.
 * `alone`: this reference judge scores one of 20 groups, and the others have no reward.
 * `again`: the judge, with its weakness and with other errors, scores every group twice. The rewards are the means.

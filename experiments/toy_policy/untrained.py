@@ -3,7 +3,7 @@
     python -m experiments.toy_policy.untrained --methods grpo rankbuffer listwise_two --weakness phrase --strength 3
 
 Six epochs of rollouts of the policy before training are scored by each method, as in training: by the judge with its
-weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/training/debiasing.py`), and by the
+weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/debiasing.py`), and by the
 reference judge alone. The program prints the cosine of the rewards with the true qualities from the second epoch on,
 the step from which the largest effect is that of what the judge pays for, and one JSON line. The rollouts are kept in
 a file beside the policy.
@@ -35,12 +35,12 @@ from experiments.toy_policy.run import (
 )
 from experiments.toy_policy.second import EVERY
 from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.debiasing import WORD_IS, Debiasing
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.debiasing import WORD_IS, Debiasing
 from rankbuffer_trl.training.scorer import GroupScorer
 
 EPOCHS, QUERIES = 6, 6  # of a run, and of a step

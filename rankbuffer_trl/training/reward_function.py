@@ -32,10 +32,10 @@ from ..monitoring.progress import OpenWindow, newest_window
 from ..rewards.format import Answer, AnswerExtractor, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
+from ..step import PENDING
 from ..store import BufferStore
 from .config import RankBufferConfig, check_best_metric
 from .scorer import GroupScorer
-from .step import PENDING
 
 logger = get_logger(__name__)
 

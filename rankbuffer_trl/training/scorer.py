@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..checkpointing.distributed import StepLeft
+from ..debiasing import Debiasing
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Call, Judge
 from ..judge.ledger import REFERENCE
 from ..rewards.method import GroupScore, RewardMethod
+from ..step import Scoring, Step
 from ..store import BufferStore
 from ..store.places import LIVE_STORE
 from .config import RankBufferConfig
-from .debiasing import Debiasing
-from .step import Scoring, Step
 
 
 class StepScore(NamedTuple):

@@ -434,7 +434,7 @@ ROWS = {
     "program-preflight": failing("rankbuffer_tools.train.preflight.ask_sample", saved=0, after=0),
     "program-generation": failing(f"{TRAINER}._generate", rank=1),
     "program-reading": failing(f"{TRAINER}._calculate_rewards", rank=1),
-    "program-judging": failing("rankbuffer_trl.training.step.Step.finish"),
+    "program-judging": failing("rankbuffer_trl.step.Step.finish"),
     "program-commit": failing(f"{STORE}.commit"),
     "program-optimizer": failing(OPTIMIZER, rank=1),
     "program-saving": failing(f"{STORE}.save", after=2),

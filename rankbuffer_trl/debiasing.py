@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from ..buffer import AnchorBuffer
-from ..groups import Rollout, RolloutGroup, Rubric
-from ..judge import Judge
-from ..monitoring.probes import probe
-from ..rewards.method import GroupScore, RewardMethod
-from ..stems import WORD
-from ..store import history
-from ..store.history import Readable, ReadRow
+from .buffer import AnchorBuffer
+from .groups import Rollout, RolloutGroup, Rubric
+from .judge import Judge
+from .monitoring.probes import probe
+from .rewards.method import GroupScore, RewardMethod
+from .stems import WORD
+from .store import history
+from .store.history import Readable, ReadRow
 
 logger = logging.getLogger(__name__)
 

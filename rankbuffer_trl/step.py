@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from ..groups import Rollout, RolloutGroup
-from ..judge import Call, Judge, JudgeError, Question
-from ..judge.errors import first_leaf
-from ..judge.judge import Askable, explain
-from ..rewards.method import GroupScore, RewardMethod
-from ..rewards.prefetch import early_questions, without
-from ..store import BufferStore, history
-from ..store.history import ReadRow
 from .debiasing import Debiasing
+from .groups import Rollout, RolloutGroup
+from .judge import Call, Judge, JudgeError, Question
+from .judge.errors import first_leaf
+from .judge.judge import Askable, explain
+from .rewards.method import GroupScore, RewardMethod
+from .rewards.prefetch import early_questions, without
+from .store import BufferStore, history
+from .store.history import ReadRow
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
