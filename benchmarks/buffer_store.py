@@ -33,14 +33,12 @@ from rich.progress import track
 from rich.table import Table
 
 from rankbuffer_trl.buffer import initial_buffer
-from rankbuffer_trl.checkpointing.checkpoint import hash_file
-from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data import QueryTable
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.monitoring.buffer_table import export_buffers
 from rankbuffer_trl.ranking import rank_rewards
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.rewards import GroupScore
+from rankbuffer_trl.store import STORE_FILE, BufferStore
+from rankbuffer_trl.training import export_buffers, hash_file
 
 ANCHORS, G, STEP = 8, 8, 20
 SLOW = ("checkpoint", "resume", "export", "data")
@@ -163,13 +161,13 @@ class Size:
         self.store.commit(self.step, [visit(self.store, self.table, f"q{id}", self.step, self.length) for id in ids])
         with self.watch("checkpoint"):
             self.store.save(self.checkpoint)
-            hash_file(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE_FILE)
 
     def resume(self) -> None:
         """Go back to the checkpoint, and export."""
         self.store.commit(self.step + 1, [visit(self.store, self.table, "q0", self.step + 1, self.length)])
         with self.watch("resume"):
-            hash_file(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE_FILE)
             self.store.restore(self.checkpoint)
         with self.watch("export"):
             export_buffers(self.store, self.folder / "buffers.parquet")
@@ -177,7 +175,7 @@ class Size:
     @property
     def checkpoint_megabytes(self) -> float:
         """The size of the store in a checkpoint."""
-        return (self.checkpoint / STORE).stat().st_size / 2**20
+        return (self.checkpoint / STORE_FILE).stat().st_size / 2**20
 
     @property
     def megabytes(self) -> float:

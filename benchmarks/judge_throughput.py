@@ -38,12 +38,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.verdicts import constrain
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge import Judge, constrain
+from rankbuffer_trl.judge.config import OpenAIClient
+from rankbuffer_trl.rewards import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training import GroupScorer
 
 QUERIES, G, K = 20, 8, 6
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400

@@ -52,12 +52,10 @@ from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.step import PENDING
+from rankbuffer_trl.judge.config import OpenAIClient
+from rankbuffer_trl.rewards import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.rollouts import SeparateRollouts
-from rankbuffer_trl.training.scorer import GroupScorer, StepScore
+from rankbuffer_trl.training import PENDING, GroupScorer, SeparateRollouts, StepScore
 
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
 TABLES = ("responses", "buffers", "groups", "calls")

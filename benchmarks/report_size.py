@@ -27,9 +27,8 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.ranking import rank_rewards
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.rewards import GroupScore
+from rankbuffer_trl.store import LIVE_STORE, BufferStore
 
 ANCHORS, CALLS = 4, 9
 COST = """import resource, subprocess, sys

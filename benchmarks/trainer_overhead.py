@@ -26,10 +26,9 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.judge import Judge, Usage
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.training import RankBufferConfig, RankBufferTrainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path.insert(0, str(RECIPES / "quickstart"))

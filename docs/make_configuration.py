@@ -17,9 +17,9 @@ from rankbuffer_trl.judge.config import (
     ServersConfig,
     VerdictConfig,
 )
-from rankbuffer_trl.rewards.method import find_method, method_names
+from rankbuffer_trl.rewards import find_method, method_names
 from rankbuffer_trl.settings import described
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training import RankBufferConfig
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "configuration.md"

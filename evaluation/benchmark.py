@@ -14,10 +14,8 @@ from rankbuffer_tools.batch.ask import shortened
 from rankbuffer_tools.batch.sampling import Prompt
 from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge import Totals, VerdictError, defuse, read_object
 from rankbuffer_trl.judge.config import FailureLimit
-from rankbuffer_trl.judge.quoting import defuse
-from rankbuffer_trl.judge.verdicts import VerdictError, read_object
 
 from .metric import Interval, Rows, bootstrap_interval, paired_difference
 

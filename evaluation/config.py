@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rankbuffer_tools.batch.sampling import SamplingConfig
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import check_url
 from rankbuffer_trl.judge.config import FailureLimit
-from rankbuffer_trl.judge.endpoint import check_url
 from rankbuffer_trl.settings import check_at_least, documented
 
 from .assets import Assets

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_policy_tokenizer, weights_of
-from rankbuffer_trl.judge.thoughts import BEGINS, answer_of
-from rankbuffer_trl.rewards.format import read_answer
+from rankbuffer_trl.judge import THOUGHT_BEGINS, answer_of
+from rankbuffer_trl.rewards import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
@@ -18,7 +18,7 @@ GENERATION = "generation.json"
 """Beside the outputs that a run generated: what it counted, and how it read the answers."""
 
 TAGGED = re.compile(
-    rf"\s*(?:<([^<>/\s]{{1,40}})>.*?</\1>|\[([A-Z_]{{2,40}})\].*?\[/\2\]|analysis.*?assistantfinal|{BEGINS.pattern})",
+    rf"\s*(?:<([^<>/\s]{{1,40}})>.*?</\1>|\[([A-Z_]{{2,40}})\].*?\[/\2\]|analysis.*?assistantfinal|{THOUGHT_BEGINS.pattern})",
     re.DOTALL | re.IGNORECASE,
 )
 """A text that begins with a tag and closes it later. Without special tokens, Harmony's channels are words."""
@@ -163,7 +163,7 @@ def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
         [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
     rendered = rendered.rstrip()
-    return any(tag.end() == len(rendered) for tag in BEGINS.finditer(rendered))
+    return any(tag.end() == len(rendered) for tag in THOUGHT_BEGINS.finditer(rendered))
 
 
 def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str | None = None) -> dict[str, str]:
@@ -192,7 +192,7 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str |
             " --reasoning-parser? Start it without. Or is max_new_tokens too small for a single thought?"
         )
     # A server may have another template than this tokenizer.
-    opened = opened or sum(not BEGINS.match(text.lstrip()) for text in closed) > len(texts) / 2
+    opened = opened or sum(not THOUGHT_BEGINS.match(text.lstrip()) for text in closed) > len(texts) / 2
     answers = {id: answer_in(text, opened) for id, text in texts.items()}
     refuse_tags(answers, what, check)
     return answers

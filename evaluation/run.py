@@ -17,9 +17,7 @@ from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.paper import paper_rows
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.store import StoreError, history
-from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import FOLDER, read_store
+from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_store
 
 from .asking import need_judge
 from .assets import AssetError, Assets
@@ -65,7 +63,7 @@ def generate_outputs(config: EvaluationConfig) -> None:
 def policy_of(model: str) -> dict[str, Any]:
     """Return the name of a model, the id of the run that trained it, and that run's last step; `None` if unknown."""
     try:
-        with closing(read_store(Path(model, FOLDER, STORE))) as store:
+        with closing(read_store(Path(model, FOLDER, STORE_FILE))) as store:
             return {"model": model, "run": history.run_id(store), "step": store.last_step()}
     except StoreError:
         return {"model": model, "run": None, "step": None}

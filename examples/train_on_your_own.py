@@ -18,8 +18,7 @@ answers. A policy that thinks first, such as Qwen3, needs more than TRL's defaul
 from datasets import Dataset
 from trl import ModelConfig, TrlParser
 
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.training import RankBufferConfig, RankBufferTrainer
 
 RUBRICS = [
     {"text": "Names the occasion and wishes something: happy, wish or best.", "weight": 5},

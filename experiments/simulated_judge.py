@@ -45,7 +45,7 @@ from typing import Any
 
 from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge.probabilities import without_doubt
+from rankbuffer_trl.judge import without_doubt
 
 ALIKE = 0.02
 OFFSET, SCALE, SCALE_SPREAD = 0.5, 0.8, 0.3

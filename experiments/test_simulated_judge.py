@@ -42,14 +42,12 @@ from rankbuffer_trl.judge import (
     insertion_question,
     pairwise_question,
     pointwise_question,
+    position_verdict,
     ranking_question,
+    read_chances,
+    score_verdict,
 )
-from rankbuffer_trl.judge.probabilities import read_chances
-from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict
-from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
-from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
-from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
-from rankbuffer_trl.rewards.prefetch import first_questions
+from rankbuffer_trl.rewards import PairsSoft, RankBufferSoft, RatingsSoft, first_questions
 
 QUALITY = {f"word{i}": i / 10 for i in range(20)}
 TEXTS = [text(Random(i), f"word{i}", 30) for i in range(20)]

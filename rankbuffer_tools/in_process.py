@@ -29,10 +29,7 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Reply, TransportError, Usage
-from rankbuffer_trl.judge.judge import Askable
-from rankbuffer_trl.judge.ledger import Tally
-from rankbuffer_trl.judge.verdicts import Verdict
+from rankbuffer_trl.judge import Askable, Reply, Tally, TransportError, Usage, Verdict
 
 SYMBOL = regex.compile(r'"((?:[^"\\]|\\.)*)"|(\w+)')  # of a grammar: a quoted text, or the name of a rule
 ONE = ThreadPoolExecutor(1)  # a model answers one question at a time, whichever client asks

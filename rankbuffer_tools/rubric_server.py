@@ -12,11 +12,8 @@ import time
 
 from aiohttp import web
 
-from rankbuffer_trl.judge.errors import TransportError
-from rankbuffer_trl.judge.ledger import Usage
-from rankbuffer_trl.judge.openai_client import PING
-from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.judge.rubric_judge import RubricJudge
+from rankbuffer_trl.judge import RubricJudge, TransportError, Usage, without_doubt
+from rankbuffer_trl.judge.config import PING
 
 
 def make_app(judge: RubricJudge | None = None) -> web.Application:

@@ -30,13 +30,11 @@ from rankbuffer_tools.data.responses import (
     sample_chats,
     score_questions,
 )
-from rankbuffer_trl.data.queries import checked_rows, load_queries
+from rankbuffer_trl.data import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Call, Judge, JudgeError
-from rankbuffer_trl.judge.config import VerdictConfig, parse_object
-from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.judge import Call, Endpoint, Judge, JudgeError
+from rankbuffer_trl.judge.config import Servers, VerdictConfig, parse_object
 from rankbuffer_trl.settings import check_at_least, documented
 
 

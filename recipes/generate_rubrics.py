@@ -17,7 +17,7 @@ from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
 from rankbuffer_tools.batch.script import cost_line, finish, run_script
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
-from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
+from rankbuffer_trl.data import GENERIC_RUBRICS, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ClientConfig
 from rankbuffer_trl.settings import check_at_least, documented
@@ -89,7 +89,7 @@ def main(config: RubricsConfig) -> int:
     failures = {}
     if config.generic:
         for row in todo:
-            row["rubrics"] = [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]
+            row["rubrics"] = [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC_RUBRICS]
         step |= {"generic": True}
     else:
         failures, made = ask_for_rubrics(config, todo)

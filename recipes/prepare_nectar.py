@@ -15,7 +15,7 @@ from rankbuffer_tools.batch.output import check_output, source_name
 from rankbuffer_tools.batch.script import finish, run_script
 from rankbuffer_tools.data import nectar
 from rankbuffer_tools.data.tokens import TokenCounter
-from rankbuffer_trl.data.queries import DataError, iterate, load_queries
+from rankbuffer_trl.data import DataError, iterate, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.settings import check_at_least, check_own_fields, documented
 

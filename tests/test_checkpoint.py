@@ -32,7 +32,7 @@ from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, Checkpoint
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED_ARGUMENTS
-from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.buffer_store import STORE_FILE
 from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.state import differences, identity
@@ -64,7 +64,7 @@ def put(*patterns):
 
 FILES = [
     *("trainer_state.json", "model.safetensors", "optimizer.pt", "rng_state.pth", f"{FOLDER}/{RUN}"),
-    *(f"{FOLDER}/{STORE}", "scheduler.pt", "training_args.bin", "config.json"),
+    *(f"{FOLDER}/{STORE_FILE}", "scheduler.pt", "training_args.bin", "config.json"),
 ]
 ACCIDENTS = {
     f"{file} {accident.__name__}": (
@@ -82,7 +82,7 @@ MIXTURES = {  # what of checkpoint-8 lies in checkpoint-4
     "trainer state": (put("trainer_state.json"), "trainer_state.json says 8"),
 } | {
     f"{file} of another step": (put(file), f"{file} is .*not the file that was saved at step 4")
-    for file in (f"{FOLDER}/{STORE}", "model.safetensors", "optimizer.pt", "rng_state.pth")
+    for file in (f"{FOLDER}/{STORE_FILE}", "model.safetensors", "optimizer.pt", "rng_state.pth")
 }
 
 
@@ -116,7 +116,7 @@ def fifo(file):
     return apply
 
 
-NOT_LISTED = listing(lambda files: {name: mark for name, mark in files.items() if name != f"{FOLDER}/{STORE}"})
+NOT_LISTED = listing(lambda files: {name: mark for name, mark in files.items() if name != f"{FOLDER}/{STORE_FILE}"})
 OUT_OF_RANGE = "'step' is below 0 or above all steps"
 EDITS = {
     "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it must be an object"),
@@ -135,8 +135,8 @@ EDITS = {
     "odd marks": (listing(dict.fromkeys), r"files\[.*\] must be a list"),
     "a file elsewhere": (listing(lambda files: files | {"../whole": [0, ""]}), r"\.\./whole is missing"),
     "no files": (telling(files={}), r"run\.json is not the manifest of a checkpoint"),
-    "a store that is not listed": (NOT_LISTED, f"does not list {FOLDER}/{STORE}"),
-    "a FIFO for the store": (fifo(f"{FOLDER}/{STORE}"), f"{FOLDER}/{STORE} is missing"),
+    "a store that is not listed": (NOT_LISTED, f"does not list {FOLDER}/{STORE_FILE}"),
+    "a FIFO for the store": (fifo(f"{FOLDER}/{STORE_FILE}"), f"{FOLDER}/{STORE_FILE} is missing"),
     "a FIFO for the manifest": (fifo(f"{FOLDER}/{RUN}"), f"{RUN} is missing"),
     "a FIFO for the state": (fifo(STATE), f"{STATE} is missing"),
     "policy alone": (telling(config={"save_only_model": True}), "it has no optimizer"),
@@ -213,9 +213,9 @@ def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):
 def test_resumable_checks_the_digest_of_the_store(tmp_path, whole):
     """Of a large file the list of files has samples alone."""
     checkpoint = copy_checkpoints(whole, tmp_path, 4)
-    store = checkpoint / FOLDER / STORE
+    store = checkpoint / FOLDER / STORE_FILE
     flip(store, store.stat().st_size // 2)
-    listing(lambda files: files | {f"{FOLDER}/{STORE}": fingerprint(store)})(checkpoint)
+    listing(lambda files: files | {f"{FOLDER}/{STORE_FILE}": fingerprint(store)})(checkpoint)
     assert why_torn(checkpoint) is None
     with pytest.raises(CheckpointError, match=r"store\.sqlite is damaged: its SHA-256 is not the one in run\.json"):
         checkpoints_of(tmp_path).resumable(checkpoint, lambda saved: [], 1, True)
@@ -254,7 +254,7 @@ def test_write_manifest_waits_until_all_processes_have_written_the_rest(tmp_path
     trainer.train()
     assert seen[0] is False
     listed = json.loads((checkpoint / FOLDER / RUN).read_text())["files"]
-    assert listed.keys() >= {STATE, "rng_state.pth", "rng_state_1.pth", "scheduler.pt", f"{FOLDER}/{STORE}"}
+    assert listed.keys() >= {STATE, "rng_state.pth", "rng_state_1.pth", "scheduler.pt", f"{FOLDER}/{STORE_FILE}"}
     assert why_torn(checkpoint) is None
 
 

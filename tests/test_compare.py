@@ -38,7 +38,7 @@ from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.monitoring.model_card import duel_line
 from rankbuffer_trl.monitoring.progress import Z, duel_of
 from rankbuffer_trl.store import BufferStore, StoreError, history
-from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.store.places import DUEL_FILE, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
 
 
@@ -218,7 +218,7 @@ def test_config_refuses_what_cannot_be_compared(name, change):
 def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     run = tmp_path / "run"
     printed = command(*words, "--duels", 10, *NUMBERS)
-    found = found_in(run, REPORT, DUEL)
+    found = found_in(run, REPORT, DUEL_FILE)
     assert found["duels"] == 10 and found["epochs"] == [0, 2] and found["judge"] == NUMBERS[1]
     share = f"{100 * found['won']['probability']:.0f} %"
     assert f"by the verdicts, epoch 2 wins {share}" in printed and printed.count("\n== ") == 5
@@ -227,11 +227,11 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
         assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
-        (run / REPORT / DUEL).write_text(json.dumps(found | {"run": "another"}))
+        (run / REPORT / DUEL_FILE).write_text(json.dumps(found | {"run": "another"}))
         assert duel_of(run, opened.store) is None
         refused = set()
         for case, text in damaged(json.dumps(found)):
-            (run / REPORT / DUEL).write_text(text)
+            (run / REPORT / DUEL_FILE).write_text(text)
             try:
                 duel_line(duel_of(run, opened.store))
             except StoreError as error:
@@ -391,7 +391,7 @@ def test_a_comparison_of_stored_answers_loads_no_torch(words, tmp_path):
     code += "from rankbuffer_tools.compare.command import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "False" and (tmp_path / "run" / REPORT / DUEL).exists()
+    assert done.stdout.splitlines()[-1] == "False" and (tmp_path / "run" / REPORT / DUEL_FILE).exists()
 
 
 def interrupted(arguments):

@@ -8,7 +8,15 @@ import pytest
 from datasets import Dataset, DatasetDict, Image
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked_rows, iterate, load_queries, normal_row
+from rankbuffer_trl.data.queries import (
+    CHECK_HINT,
+    DataError,
+    QueryTable,
+    checked_rows,
+    iterate,
+    load_queries,
+    normal_row,
+)
 from rankbuffer_trl.groups import Query, Rubric
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -150,7 +158,7 @@ def test_checked_refuses_a_bad_value_with_its_place():
         name = f" (query_id {id!r})" if isinstance(id, str) else ""
         with pytest.raises(DataError) as error:
             list(checked_rows(Dataset.from_list(rows), anchors_needed=4))
-        assert str(error.value) == f"row 1{name}: {key} {problem}, got {shown}{HINT}", (column, value)
+        assert str(error.value) == f"row 1{name}: {key} {problem}, got {shown}{CHECK_HINT}", (column, value)
 
 
 def test_checked_takes_columns_that_are_not_needed_as_they_are_or_missing():

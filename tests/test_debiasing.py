@@ -25,9 +25,9 @@ from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
-from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.buffer_store import STORE_FILE
 from rankbuffer_trl.store.history import ReadRow
-from rankbuffer_trl.training import debiasing as debiasing_module
+from rankbuffer_trl import debiasing as debiasing_module
 from rankbuffer_trl.training.state import differences
 
 ALL = (*TABLES, "reads")
@@ -171,10 +171,10 @@ def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
     made = repaired(scorer)
     made.score(groups_of(0), 0)
     made.store.save(tmp_path)
-    with closing(sqlite3.connect(tmp_path / STORE)) as db:
+    with closing(sqlite3.connect(tmp_path / STORE_FILE)) as db:
         db.executescript("DROP TABLE reads; CREATE TABLE reads (query_id TEXT)")
     with pytest.raises(StoreError, match="'reads'"):
-        BufferStore(tmp_path / STORE, read_only=True)
+        BufferStore(tmp_path / STORE_FILE, read_only=True)
 
 
 def test_score_stops_if_the_reader_fails_or_is_silent(scorer):

@@ -13,7 +13,7 @@ from helpers.judges import Fake
 from helpers.programs import blocks
 
 from rankbuffer_trl import GroupRanker, rank_texts
-from rankbuffer_trl.data.queries import GENERIC, DataError, prompt_id
+from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.judge.errors import TransportError
@@ -102,7 +102,7 @@ def test_rank_takes_a_prompt_a_row_and_settings():
     judge = scripted_judge(by_number)
     judge.client.close = AsyncMock(side_effect=AssertionError("it is not the ranker's"))
     assert asyncio.run(rank_texts("Which?", ["7", "9", "8"], judge)).rewards == (-1.0, 1.0, 0.0)
-    assert all(rubric.text in judge.client.seen[0][0]["content"] for rubric in GENERIC)
+    assert all(rubric.text in judge.client.seen[0][0]["content"] for rubric in GENERIC_RUBRICS)
 
 
 def test_rank_refuses_in_one_line_what_it_cannot_rank():

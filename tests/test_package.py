@@ -58,7 +58,7 @@ def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
     text = package["optional-dependencies"]["vllm"][0]
     script = re.search(r"VLLM_VERSION := \$\(shell (sed .*)\)", (ROOT / "Makefile").read_text())[1]
     done = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
+    assert done.stdout.strip() and Requirement(text).specifier.contains(done.stdout.strip())
 
 
 def test_the_sandbox_of_chat_templates_has_no_known_way_out(package):

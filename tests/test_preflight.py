@@ -31,7 +31,7 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage, pairwise_question
-from rankbuffer_trl.judge.quoting import LONGEST
+from rankbuffer_trl.judge.quoting import LONGEST_QUOTED
 from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
@@ -212,7 +212,7 @@ def test_a_plan_says_what_it_leaves_open(tmp_path, rows):
 
 
 def test_memory_is_that_of_the_page_and_counts_a_reference_policy_and_lora(tmp_path):
-    """The arithmetic at the head of recipes/launch/one_node.sh: 33 + 5 + 5 = 43 GB; with float32, of the run on a GPU."""
+    """The arithmetic at the head of recipes/launch/one_node.sh: 33 + 5 + 5 = 43 GB; in float32 it is more."""
     sizes = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, head_dim=128)
     Qwen3Config(vocab_size=151936, num_key_value_heads=8, **sizes).save_pretrained(tmp_path / "policy")
     batch = {"per_device_train_batch_size": 2, "max_prompt_length": 4096, "max_completion_length": 4096}
@@ -442,8 +442,8 @@ def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(t
         checked(longest + verdict - 1, judge_decoding="regex")
     assert "stays unscored" in checked(2048, max_completion_length=400)
     assert "stays unscored" not in checked(2048, max_completion_length=24)
-    assert "is cut" in checked(2048, max_completion_length=LONGEST // 3 + 1)
-    assert "is cut" not in checked(2048, max_completion_length=LONGEST // 3)
+    assert "is cut" in checked(2048, max_completion_length=LONGEST_QUOTED // 3 + 1)
+    assert "is cut" not in checked(2048, max_completion_length=LONGEST_QUOTED // 3)
     with served(make_app()) as address:  # a server that cannot count
         text = check(settings(tmp_path, address + "/v1"), queries)
     assert re.search(r"longest prompt of a first visit: about \d+ tokens", text)

@@ -24,11 +24,11 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.ledger import Reply
 from rankbuffer_trl.judge.probabilities import (
-    LEAST,
+    LEAST_CHANCE,
     SLACK,
     UNSEEN,
     ProbabilityError,
-    checked,
+    checked_logprob,
     read_chances,
     read_samples,
 )
@@ -164,7 +164,7 @@ def test_read_chances_counts_the_word_and_what_is_not_listed():
     assert reading.outside == pytest.approx(0.2)
     assert reading.log_odds("A", "B") == pytest.approx(math.log(4 / 3)) == -reading.log_odds("B", "A")
     sure = read_chances(A_OR_B, "A", spelled('{"winner": "', "A", '"}'))
-    assert sure.log_odds("A", "B") == pytest.approx(-math.log(LEAST)) and sure.outside == 0
+    assert sure.log_odds("A", "B") == pytest.approx(-math.log(LEAST_CHANCE)) and sure.outside == 0
     many = {str(n): 0.1 for n in range(9)} | {f"x{i}": 5e-4 for i in range(11)}  # so 9 has at most 5e-4
     assert read_chances(DIGITS, 8, spelled('{"score": ', ("8", many))).outside == pytest.approx(0.1)
     masked = place("A", {"A": 0.5, "B": 0.5})
@@ -422,10 +422,10 @@ def test_rankbuffer_soft_places_each_rollout_at_its_expected_position(qualities,
 
 
 def test_checked_takes_what_a_server_has_rounded_above_a_probability_of_one():
-    assert checked("A", SLACK) == 0.0 and checked("A", -SLACK) == -SLACK
+    assert checked_logprob("A", SLACK) == 0.0 and checked_logprob("A", -SLACK) == -SLACK
     for logprob in (2 * SLACK, math.nan):
         with pytest.raises(ProbabilityError, match="which is none"):
-            checked("A", logprob)
+            checked_logprob("A", logprob)
 
 
 def several(*texts: str, cut: tuple[int, ...] = ()) -> tuple[Reply, ...]:

@@ -29,7 +29,7 @@ from rankbuffer_trl.judge import (
     selection_question,
 )
 from rankbuffer_trl.judge.judge import REPEAT
-from rankbuffer_trl.judge.quoting import LONGEST, defuse, quote, show
+from rankbuffer_trl.judge.quoting import LONGEST_QUOTED, defuse, quote, show_response
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, rubric_score
 
 ALL = STOPPED | NOT_STOPPED
@@ -181,13 +181,13 @@ def test_quote_and_defuse_are_remembered():
 
 def test_show_cuts_a_response_in_a_way_that_none_can_write():
     for quoted, treat in ((True, quote), (False, defuse)):
-        whole = "tea " * (LONGEST // 4)
-        assert show(whole, quoted) == treat(whole)
+        whole = "tea " * (LONGEST_QUOTED // 4)
+        assert show_response(whole, quoted) == treat(whole)
         for beyond, said in ((1, "1"), (12_345, "12,345")):
-            assert show(whole + "x" * beyond, quoted) == f"{treat(whole)}\n[cut: {said} characters]"
-        assert "\n[cut: 1 characters]" not in show(f"{GOOD}\n[cut: 1 characters]", quoted)
-        tokens = show("\n".join(CONTROL_TOKENS) * LONGEST, quoted)
-        assert len(tokens) < 2 * LONGEST and not any(token in tokens for token in CONTROL_TOKENS)
+            assert show_response(whole + "x" * beyond, quoted) == f"{treat(whole)}\n[cut: {said} characters]"
+        assert "\n[cut: 1 characters]" not in show_response(f"{GOOD}\n[cut: 1 characters]", quoted)
+        tokens = show_response("\n".join(CONTROL_TOKENS) * LONGEST_QUOTED, quoted)
+        assert len(tokens) < 2 * LONGEST_QUOTED and not any(token in tokens for token in CONTROL_TOKENS)
 
 
 # What becomes of a prompt.

@@ -36,7 +36,7 @@ from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.store.places import DUEL_FILE, LIVE_STORE, REPORT
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     won = {"queries": 9, "probability": 0.79, "low": 0.74, "high": 0.84, "reason": ""}
     duel = {"run": history.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
     (tmp_path / "run" / REPORT).mkdir(parents=True)
-    (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
+    (tmp_path / "run" / REPORT / DUEL_FILE).write_text(json.dumps(duel))
     write_model_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
     totals, last = run.totals, buffer_size_table(store)[-1]

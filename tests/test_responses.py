@@ -13,7 +13,7 @@ from helpers.servers import served
 
 from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
-from rankbuffer_trl.data.queries import GENERIC, DataError, load_queries, prompt_id
+from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, load_queries, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
@@ -66,7 +66,7 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     body = sampler.bodies[0]
     assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.6, 0.95, 20, 4096)
     assert sorted(b["seed"] for b in sampler.bodies) == sorted([42 + 1000 * i for i in range(7)] * 3)
-    assert weighted_rubrics(GENERIC) in judge.bodies[0]["messages"][0]["content"]
+    assert weighted_rubrics(GENERIC_RUBRICS) in judge.bodies[0]["messages"][0]["content"]
     assert step["model"] == step["ranked_by"] == "writer" and step["cost"]["calls"] == 21
     assert (step["step"], step["dataset_name"], step["queries_without"]) == ("responses", "mine.jsonl", 3)
     assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
@@ -113,8 +113,8 @@ def test_order_question_takes_a_querys_own_rubrics():
     row = {"query_id": "q", "prompt": [{"role": "user", "content": "Why?"}]}
     for rubrics, shown in (
         ([{"text": "Mine.", "weight": 4}], "1.[weight=4] Mine."),
-        ([], weighted_rubrics(GENERIC)),
-        (None, weighted_rubrics(GENERIC)),
+        ([], weighted_rubrics(GENERIC_RUBRICS)),
+        (None, weighted_rubrics(GENERIC_RUBRICS)),
     ):
         question = order_question(Query.from_row(row | {"rubrics": rubrics}), ["a", "b"])
         assert shown in question.prompt() and question.kind == "bootstrap"

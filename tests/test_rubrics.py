@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rankbuffer_tools.batch.output import beside, check_output, write_rows
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
-from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
+from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError
 
@@ -343,8 +343,8 @@ def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):
 def test_generate_rubrics_gives_generic_ones_without_a_server_or_responses(tmp_path):
     write_rows(tmp_path / "in.jsonl", [{"query_id": "a", "prompt": [{"role": "user", "content": "Why?"}]}])
     assert generate_rubrics.main(settings(str(tmp_path / "in.jsonl"), tmp_path, None, generic=True)) == 0
-    assert QueryTable(load_queries(str(tmp_path / "out.jsonl")))["a"].rubrics == GENERIC
-    assert [rubric.weight for rubric in GENERIC] == [5, 5, 3, 2, 1] and last_step(tmp_path)["generic"] is True
+    assert QueryTable(load_queries(str(tmp_path / "out.jsonl")))["a"].rubrics == GENERIC_RUBRICS
+    assert [rubric.weight for rubric in GENERIC_RUBRICS] == [5, 5, 3, 2, 1] and last_step(tmp_path)["generic"] is True
 
 
 @pytest.mark.parametrize("rank", ["0", "3"])
@@ -353,9 +353,9 @@ def test_query_table_gives_prompts_alone_the_generic_rubrics_and_warns_once(capl
     monkeypatch.setenv("RANK", rank)
     prompts = Dataset.from_list([{"prompt": "Why?"}, {"prompt": "How?"}])
     table, again = QueryTable(prompts), QueryTable(prompts)
-    assert table[table.ids[1]].rubrics == GENERIC
+    assert table[table.ids[1]].rubrics == GENERIC_RUBRICS
     assert caplog.text.count("the columns ['prompt'] has no rubrics") == (rank == "0")
-    written = [{"text": each.text, "weight": each.weight} for each in GENERIC]
+    written = [{"text": each.text, "weight": each.weight} for each in GENERIC_RUBRICS]
     assert again.sha256 == QueryTable(prompts.add_column("rubrics", [written] * 2)).sha256
     with pytest.raises(DataError, match="rubrics must be a non-empty list"):
         QueryTable(prompts.add_column("rubrics", [written, None]))

@@ -18,7 +18,7 @@ from helpers.visits import call, killed_in_a_commit, visit, visit_all
 from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.buffer_store import STORE_FILE
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 
 contents = partial(stored.contents, without=())
@@ -184,7 +184,7 @@ def naming(path: Path) -> bytes:
     ids=["read", "write", "restore"],
 )
 def test_connect_refuses_a_journal_that_would_delete_a_file(tmp_path, store, use):
-    path, victim = tmp_path / "run" / STORE, tmp_path / "victim"
+    path, victim = tmp_path / "run" / STORE_FILE, tmp_path / "victim"
     path.parent.mkdir()
     killed_in_a_commit(path)
     victim.write_text("precious")

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.buffer_store import STORE_FILE
 
 EMPTY = {table: [] for table in stored.TABLES}
 contents = partial(stored.contents, without=())
@@ -73,7 +73,7 @@ class Store(RuleBasedStateMachine):
     def save(self, number):
         target = self.folder / f"checkpoint-{number}"
         self.store.save(target)
-        assert [path.name for path in target.iterdir()] == [STORE]
+        assert [path.name for path in target.iterdir()] == [STORE_FILE]
         self.saves[target] = self.run, list(self.before)
 
     @precondition(lambda self: self.saves)
@@ -148,7 +148,7 @@ def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, stor
     store.save(older)
     old = contents(store)
     visit_all(store, "a", range(1, 2))
-    before, draft = contents(store), newer / f"{STORE}.0.tmp"
+    before, draft = contents(store), newer / f"{STORE_FILE}.0.tmp"
     with monkeypatch.context() as patch:
         if accident.startswith("os."):
             patch.setattr(accident, Mock(side_effect=OSError(28, "No space left on device")))
@@ -209,7 +209,7 @@ def test_restore_refuses_a_bad_save_at_no_cost(tmp_path, store, case):
     visit_all(other, "b", range(2))
     other.save(tmp_path / "saved")
     other.close()
-    bad = tmp_path / "saved" / STORE
+    bad = tmp_path / "saved" / STORE_FILE
     spoil, message = BAD_SAVES[case]
     spoil(bad)
     visit_all(store, "a", range(2))
@@ -243,7 +243,7 @@ def test_restore_fills_no_disk_from_a_small_file(tmp_path, store):
     """SQLite reads a forged table from two pages that stand for 10,000, and finds no fault with it."""
     visit_all(store, "a", range(2))
     store.save(tmp_path / "saved")
-    saved, before = tmp_path / "saved" / STORE, contents(store)
+    saved, before = tmp_path / "saved" / STORE_FILE, contents(store)
     with sqlite3.connect(saved) as db:
         ((root,),) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'")
         ((size,),) = db.execute("PRAGMA page_size")
@@ -264,7 +264,7 @@ def test_restore_refuses_a_value_of_another_type(tmp_path, store):
     """Its definition is as it should be, but a row was written when it was not."""
     visit_all(store, "a", range(2))
     store.save(tmp_path / "saved")
-    saved, before = tmp_path / "saved" / STORE, contents(store)
+    saved, before = tmp_path / "saved" / STORE_FILE, contents(store)
     with sqlite3.connect(saved) as db:
         ((right,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'calls'")
     db.close()

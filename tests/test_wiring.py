@@ -30,7 +30,7 @@ from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, SETTINGS_GROUPS
-from rankbuffer_trl.data.queries import GENERIC
+from rankbuffer_trl.data.queries import GENERIC_RUBRICS
 from rankbuffer_trl.group_ranker import GroupRanker
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -270,7 +270,7 @@ def rubrics(at) -> dict:
 @starts("recipes/generate_rubrics.py", RubricsConfig)
 def generic_rubrics(at) -> dict:
     rows = data(at, "ranked") | base(output_file=str(at.out / "a.jsonl"))
-    return rows | {"generic": To(True, GENERIC[0].text)}
+    return rows | {"generic": To(True, GENERIC_RUBRICS[0].text)}
 
 
 @starts("recipes/generate_responses.py", ResponsesConfig)
@@ -306,7 +306,7 @@ def samples_for_an_audit(at) -> dict:
 
 @starts("recipes/prepare_nectar.py", NectarConfig)
 def nectar(at) -> dict:
-    at.ends.door("rankbuffer_trl.data.queries.load_queries")
+    at.ends.door("rankbuffer_trl.data.load_queries")
     at.ends.door("rankbuffer_tools.data.nectar.sample_rows")
     counter = TokenCounter(at.policy)
     limit = sorted(counter.chat(to_row(raw_row(number, at.howto))["prompt"]) for number in range(9))[4]

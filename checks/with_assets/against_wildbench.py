@@ -23,7 +23,7 @@ from evaluation.official import ScriptError, run_official
 from evaluation.wildbench.benchmark import REFERENCES, WildBench, pairwise_path, score_path
 from evaluation.wildbench.prompts import read_conversations
 from evaluation.wildbench.scores import GROUP_OF, REWARDS, Judged, is_whole, score_judged, score_wildbench
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge import VerdictError
 
 from .comparison import Check, worst
 

@@ -15,7 +15,7 @@ from evaluation.metric import mean
 from evaluation.official import run_official
 from evaluation.writingbench.benchmark import WritingBench, outputs_path, scores_path
 from rankbuffer_tools.batch.chat import Chat
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge import VerdictError
 
 from .comparison import Check, worst
 

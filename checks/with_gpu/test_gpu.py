@@ -12,7 +12,7 @@ from helpers.gpu_commands import gpu_command
 from safetensors.torch import load_file
 
 from rankbuffer_trl.checkpointing.manifest import STATE
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.store import LIVE_STORE, read_store
 
 LOGP_GAP = 0.05  # largest mean difference of log-probabilities between vLLM and the trainer, both in bf16
 

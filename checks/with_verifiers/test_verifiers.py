@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # verifiers imports an environme
 from rank_env import DATA
 
 from rankbuffer_trl import GroupRanker, read_store
-from rankbuffer_trl.judge import RubricJudge
-from rankbuffer_trl.judge.errors import TransportError
+from rankbuffer_trl.judge import RubricJudge, TransportError
 from rankbuffer_trl.store import history
 
 ROWS = [json.loads(line) for line in DATA.read_text().splitlines()[:2]]

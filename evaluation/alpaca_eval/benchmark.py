@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from rankbuffer_tools.batch.chat import Chat
-from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge import Totals, fill
 from rankbuffer_trl.judge.config import FailureLimit
-from rankbuffer_trl.judge.questions import fill
 
 from ..asking import ask_judge, need_judge, try_judge
 from ..assets import AssetError, Assets

@@ -8,8 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from rankbuffer_trl.judge.probabilities import checked, read_tokens
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge import VerdictError, checked_logprob, read_tokens
 
 from ..metric import Row
 
@@ -38,7 +37,9 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
         [`VerdictError`]: if there are no log probabilities, or that of `m` or `M` is above 0 or NaN.
     """
     found = dict(read_tokens(logprobs)[0][1])
-    known = {token: checked(token, found[token]) for token in ("m", "M") if found.get(token, -math.inf) != -math.inf}
+    known = {
+        token: checked_logprob(token, found[token]) for token in ("m", "M") if found.get(token, -math.inf) != -math.inf
+    }
     if not known:
         return None
     likeliest = max(known.values())  # keeps the sum below from being 0

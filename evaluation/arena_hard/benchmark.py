@@ -13,9 +13,8 @@ from pathlib import Path
 import yaml
 
 from rankbuffer_tools.batch.chat import Chat
-from rankbuffer_trl.judge import Totals, VerdictError
+from rankbuffer_trl.judge import Totals, VerdictError, after_thought
 from rankbuffer_trl.judge.config import FailureLimit
-from rankbuffer_trl.judge.thoughts import after_thought
 
 from ..asking import ask_judge, need_judge, try_judge
 from ..assets import Assets

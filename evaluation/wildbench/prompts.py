@@ -13,8 +13,7 @@ from typing import Any
 from pyarrow import ArrowException
 from pyarrow.parquet import read_table
 
-from rankbuffer_trl.judge.questions import fill
-from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
+from rankbuffer_trl.judge import VerdictError, fill, shorten_json
 
 from ..assets import AssetError
 from ..benchmark import OutputError, read_json_answer, shortened

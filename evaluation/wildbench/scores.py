@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
+from rankbuffer_trl.judge import VerdictError, shorten_json
 
 from ..benchmark import BenchmarkScores, OutputError
 from ..files import check_rows, read_json

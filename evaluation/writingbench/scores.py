@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
+from rankbuffer_trl.judge import VerdictError, shorten_json
 
 from ..benchmark import BenchmarkScores, OutputError, read_json_answer
 from ..files import check_rows, read_jsonl

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from rankbuffer_trl import GroupScore, Judge
 from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Question, Verdict, VerdictError
-from rankbuffer_trl.judge.verdicts import either, one_of
-from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
+from rankbuffer_trl.judge import Question, Verdict, VerdictError, either, one_of
+from rankbuffer_trl.rewards import RewardMethod, score_by_reward
 
 TEMPLATE = """Find the best and the worst of these answers to the query.
 

@@ -25,9 +25,8 @@ from experiments.simulated_judge import Doubts, JudgeErrors, World, first_word, 
 from rankbuffer_tools.audit.measures import tau_b
 from rankbuffer_tools.paper import paper_recipes
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Judge, Question, Reply, Totals, Usage
-from rankbuffer_trl.judge.probabilities import read_chances
-from rankbuffer_trl.rewards.method import GroupScore, load_method
+from rankbuffer_trl.judge import Judge, Question, Reply, Totals, Usage, read_chances
+from rankbuffer_trl.rewards import GroupScore, load_method
 
 RECORD = Path(__file__).parent / "replays.json.gz"
 Key = TypeVar("Key")

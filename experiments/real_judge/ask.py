@@ -21,6 +21,7 @@ from experiments.real_judge.answers import BETTER, DAMAGED
 from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
+    Endpoint,
     Judge,
     Question,
     duel_question,
@@ -30,8 +31,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.judge.config import Servers
 
 ANSWERS = ("good", *DAMAGED)
 LISTED = ("good", *DAMAGED[:-1])  # in the lists

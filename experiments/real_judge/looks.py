@@ -19,11 +19,19 @@ from random import Random
 from experiments.real_judge.ask import ANSWERS, LISTED
 from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Judge, Question, Reply, group_question, pointwise_question
-from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.probabilities import read_tokens
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.judge.verdicts import Verdict, score_verdict, scores_verdict
+from rankbuffer_trl.judge import (
+    Endpoint,
+    Judge,
+    Question,
+    Reply,
+    Verdict,
+    group_question,
+    pointwise_question,
+    read_tokens,
+    score_verdict,
+    scores_verdict,
+)
+from rankbuffer_trl.judge.config import Servers
 
 HERE = Path(__file__).parent
 RECORD = HERE / "looks.jsonl.gz"

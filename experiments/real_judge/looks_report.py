@@ -20,8 +20,8 @@ from experiments.real_judge.ask import ANSWERS
 from experiments.real_judge.looks import DIGITS, HERE, groups_of_five
 from experiments.real_judge.report import read, table
 from rankbuffer_tools.compare.duel import share_of
-from rankbuffer_trl.judge.probabilities import LEAST
-from rankbuffer_trl.rewards.gdpo import normalise
+from rankbuffer_trl.judge import LEAST_CHANCE
+from rankbuffer_trl.rewards import normalise
 
 READINGS = {
     "best": {"best": 1},
@@ -63,7 +63,7 @@ def read_looks(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, list[Look
 def slots_of(value: Any) -> list[float]:
     """Return what one look says of each slot: the log probability of its number, or its mean score."""
     if isinstance(value, dict):
-        return [math.log(max(chance, LEAST)) for chance in value["chances"].values()]
+        return [math.log(max(chance, LEAST_CHANCE)) for chance in value["chances"].values()]
     means = []
     for place in value[1]:
         chances = {int(digit): math.exp(logprob) for digit, logprob in place.items() if digit in DIGITS}

@@ -18,8 +18,7 @@ from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.audit.command import AuditConfig, audit
 from rankbuffer_tools.audit.results import verdict as verdict_of
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Reading, Reply, Usage
-from rankbuffer_trl.judge.probabilities import without_doubt
+from rankbuffer_trl.judge import Reading, Reply, Usage, without_doubt
 
 RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")
 QUALITY = {"good": 6, "good_2": 5, "good_cut": 4, "weak": 3, "off_topic": 2, "good_shuffled": 1, "weak_shuffled": 0}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.real_policy.run import DATA, HERE, RECORDS, START, read, write
 from rankbuffer_tools.batch.ask import ask_many
-from rankbuffer_trl.data.queries import GENERIC, QueryTable, load_queries
+from rankbuffer_trl.data import GENERIC_RUBRICS, QueryTable, load_queries
 from rankbuffer_trl.judge import Question, pointwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
 
@@ -29,7 +29,7 @@ def questions(records: Path) -> dict[tuple[str, str], Question]:
     kept = {"start": read(START)["kept_apart"], **kept}
     return {
         (run, id): replace(
-            pointwise_question(replace(queries[id], rubrics=GENERIC), answers[id][0], most=MOST), soft=True
+            pointwise_question(replace(queries[id], rubrics=GENERIC_RUBRICS), answers[id][0], most=MOST), soft=True
         )
         for id in kept["start"]
         for run, answers in kept.items()

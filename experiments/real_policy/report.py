@@ -25,9 +25,9 @@ from rich.table import Table
 from experiments.real_policy.opinion import OPINION
 from experiments.real_policy.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from experiments.toy_policy.report import Comparison, Interval, compare
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.rubric_judge import meets, rubric_score
-from rankbuffer_trl.monitoring.probes import tau_b
+from rankbuffer_trl.data import load_queries
+from rankbuffer_trl.judge import meets, rubric_score
+from rankbuffer_trl.monitoring import tau_b
 from rankbuffer_trl.stems import WORD
 
 ROWS = {

@@ -39,13 +39,11 @@ from transformers import (
 from experiments.simulated_judge import WORLDS, JudgeErrors
 from experiments.toy_policy.judge import NoisyRubricJudge
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import rubric_score
-from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.judge import Judge, rubric_score
+from rankbuffer_trl.store import LIVE_STORE, BufferStore, history
+from rankbuffer_trl.training import RankBufferTrainer
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

@@ -11,8 +11,8 @@ import torch
 
 from experiments import two_judges
 from experiments.real_policy import opinion, report, run
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.rubric_judge import meets
+from rankbuffer_trl.data import load_queries
+from rankbuffer_trl.judge import meets
 from rankbuffer_trl.stems import content_stems, stem_all
 
 

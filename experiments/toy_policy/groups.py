@@ -42,10 +42,10 @@ from experiments.toy_policy.run import (
     true_quality,
 )
 from rankbuffer_tools.audit.measures import tau_b
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.rewards.method import RewardMethod, load_method
+from rankbuffer_trl.rewards import RewardMethod, load_method
 
 GROUPS = {"as sampled": list, "different words": lambda texts: list(dict.fromkeys(texts))}
 

@@ -21,9 +21,16 @@ from hashlib import blake2b
 from random import Random
 
 from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
-from rankbuffer_trl.judge import Question, Reply, Tally, Usage
-from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, rubric_score
+from rankbuffer_trl.judge import (
+    Question,
+    Reply,
+    Tally,
+    Usage,
+    count_tokens,
+    parse_rubrics,
+    rubric_score,
+    without_doubt,
+)
 from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look

@@ -11,7 +11,7 @@ frequent.
 
 from datasets import Dataset
 
-from rankbuffer_trl.judge.rubric_judge import rubric_score
+from rankbuffer_trl.judge import rubric_score
 
 REFERENCES = ("written", "weak")
 WITHHELD = 3  # answers of each query

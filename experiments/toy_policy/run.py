@@ -64,16 +64,12 @@ from experiments.toy_policy.second import SECOND, Alone, Twice
 from rankbuffer_tools.batch.recipes import find_recipe
 from rankbuffer_tools.report.tables import quality_table
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import rubric_score
-from rankbuffer_trl.monitoring import progress
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
-from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.judge import Judge, rubric_score
+from rankbuffer_trl.monitoring import buffer_size_table, progress
+from rankbuffer_trl.store import LIVE_STORE, BufferStore, history
+from rankbuffer_trl.training import RankBufferTrainer, RunPlan
 from recipes.quickstart import policy
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -13,8 +13,7 @@ from random import Random
 from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
-from rankbuffer_trl.rewards.prefetch import SilentJudge
+from rankbuffer_trl.rewards import GroupScore, RewardMethod, SilentJudge
 
 SECOND = ("", "repair", "alone", "again")
 EVERY = 20  # groups of which the reference judge scores one

@@ -8,8 +8,7 @@ import pytest
 from experiments.toy_policy.second import Alone, Twice
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards import GroupScore, Pointwise
 from rankbuffer_trl.testing import scripted_judge
 
 

@@ -44,11 +44,8 @@ from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
 from rankbuffer_trl.monitoring import progress
-from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.rewards import Listwise, RankBuffer, load_method
+from rankbuffer_trl.store import LIVE_STORE, BufferStore, history
 from recipes.quickstart import policy
 
 

@@ -34,14 +34,12 @@ from experiments.toy_policy.run import (
     sample,
 )
 from experiments.toy_policy.second import EVERY
-from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.debiasing import WORD_IS, Debiasing
+from rankbuffer_trl.data import QueryTable
 from rankbuffer_trl.groups import Rollout, RolloutGroup
-from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.rubric_judge import rubric_score
-from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.judge import Judge, rubric_score
+from rankbuffer_trl.rewards import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training import WORD_IS, Debiasing, GroupScorer
 
 EPOCHS, QUERIES = 6, 6  # of a run, and of a step
 PAYS_FOR = {"phrase": {f"{WORD_IS}then"}, "length": {"words"}, "echo": {"rubric_words", "words"}}

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from rankbuffer_tools.compare.duel import duel_score
 from rankbuffer_tools.report.runs import open_runs
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge import Reading
 from rankbuffer_trl.store import history
 
 HERE = Path(__file__).parent

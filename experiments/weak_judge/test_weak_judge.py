@@ -7,8 +7,8 @@ import sys
 
 from experiments.pages import tables_of
 from experiments.weak_judge import references, report
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.data import load_queries
+from rankbuffer_trl.judge import Reading
 
 PAGE = report.HERE.parents[1] / "docs" / "results" / "weak_judge.md"
 

@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 from datasets import disable_progress_bars
 
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup

@@ -10,8 +10,8 @@ from statistics import fmean, median, stdev
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from rankbuffer_trl.monitoring.probes import sign, tau_b
-from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
+from rankbuffer_trl.monitoring import sign, tau_b
+from rankbuffer_trl.rewards import RATING_MAX
 
 from .results import MIN_QUERIES, PLACE_SPREAD, PREFERENCE, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts

@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.data.queries import (
+from rankbuffer_trl.data import (
     DataError,
     QueryTable,
     normal_row,
@@ -37,18 +37,17 @@ from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import (
     Call,
     Judge,
+    ProbabilityError,
     Question,
     Reading,
     Reply,
     insertion_question,
+    lead,
     pairwise_question,
     pointwise_question,
 )
-from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
-from rankbuffer_trl.monitoring.probes import sign
-from rankbuffer_trl.rewards.beyond.passes import balanced, mean_ranks, pass_questions
-from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
-from rankbuffer_trl.rewards.presentation import shuffle
+from rankbuffer_trl.monitoring import sign
+from rankbuffer_trl.rewards import RATING_MAX, balanced, mean_ranks, pass_questions, shuffle
 
 from ..batch.ask import AnswerLog, ask_many, hash_question
 from ..data.lines import rows_of

@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_trl.judge.ledger import KIND_NAMES
+from rankbuffer_trl.judge import KIND_NAMES
 
 from .results import SOFT, Audit, verdict
 

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankbuffer_trl.decoding import decode, parse_json
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import lock_descriptor
-from rankbuffer_trl.judge.errors import JudgeError, first_leaf
-from rankbuffer_trl.judge.judge import Askable, Judge, explain
-from rankbuffer_trl.judge.ledger import Call, Totals
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge import Askable, Call, Judge, JudgeError, Reading, Totals, explain, first_leaf
 
 from .server_check import check_servers, servers_of
 

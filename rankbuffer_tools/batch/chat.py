@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankbuffer_trl.judge.ledger import Reply
+from rankbuffer_trl.judge import Reply
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Call, Judge, Usage
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.config import OpenAIClient
 
 from .ask import AnswerLog, Answers, ask_many, failures_text, hash_request, progress
 from .chat import Chat

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from datasets import Dataset
 from pyarrow import ArrowException
 
-from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.data import DataError
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.files import replacing
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ServersConfig, parse_object
-from rankbuffer_trl.rewards.format import check_format
+from rankbuffer_trl.rewards import check_format
 from rankbuffer_trl.settings import check_at_least, documented
 
 LABEL = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of a model or a benchmark, for which a folder is named

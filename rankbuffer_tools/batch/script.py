@@ -14,9 +14,8 @@ from datasets import disable_progress_bars
 from trl import TrlParser
 
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge import Endpoint, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.settings import RENAMED
 
 from .output import beside, write_failures, write_provenance, write_rows

@@ -12,7 +12,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Askable, Judge, JudgeError, Question, TransportError
 
 if TYPE_CHECKING:
-    from rankbuffer_trl.judge.openai_client import OpenAIClient
+    from rankbuffer_trl.judge.config import OpenAIClient
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class Need(NamedTuple):
 def servers_of(judge: Judge) -> "list[OpenAIClient]":
     """Return the servers behind a judge; the embedded judge has none."""
     # here, because the library of that client is slow to load
-    from rankbuffer_trl.judge.openai_client import OpenAIClient
-    from rankbuffer_trl.judge.servers import Servers
+    from rankbuffer_trl.judge.config import OpenAIClient, Servers
 
     if isinstance(judge.client, Servers):
         return judge.client.clients

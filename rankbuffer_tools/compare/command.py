@@ -16,13 +16,11 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import JudgeError, Question, Totals
-from rankbuffer_trl.judge.judge import explain
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge import JudgeError, Question, Reading, Totals, explain
 from rankbuffer_trl.store import history
 
 from ..batch import script

@@ -13,12 +13,11 @@ from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
-from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import JudgeError, Question, pairwise_question
-from rankbuffer_trl.judge.probabilities import Reading, lead
-from rankbuffer_trl.monitoring.probes import probe, sign
+from rankbuffer_trl.judge import JudgeError, Question, Reading, lead, pairwise_question
+from rankbuffer_trl.monitoring import probe, sign
 from rankbuffer_trl.monitoring.progress import Comparison, Z
 from rankbuffer_trl.store import BufferStore, history
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping
 from statistics import fmean
 
-from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.rewards.format import read_answer
+from rankbuffer_trl.data import QueryTable
+from rankbuffer_trl.rewards import read_answer
 
 from ..batch.engines import base_of, engine
 from ..batch.output import beside

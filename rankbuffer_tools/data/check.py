@@ -12,10 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_trl.data.queries import GENERIC, checked_rows, generic_row
+from rankbuffer_trl.data import GENERIC_RUBRICS, checked_rows, generic_row
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import insertion_question
-from rankbuffer_trl.judge.verdicts import max_tokens
+from rankbuffer_trl.judge import insertion_question, max_tokens
 from rankbuffer_trl.settings import check_at_least
 
 from ..batch.server_check import context_for
@@ -105,7 +104,9 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     for number, row in enumerate(checked_rows(dataset, rubrics_needed=False)):
         query = Query.from_row(row | generic)
         count(found, query)
-        for what in odd_rubrics(() if tuple(query.rubrics) == GENERIC else query.rubrics):  # ours need no advice
+        for what in odd_rubrics(
+            () if tuple(query.rubrics) == GENERIC_RUBRICS else query.rubrics
+        ):  # ours need no advice
             found.odd_rubrics[what].append(query.id)
         if query.text in prompts:
             found.same_prompt.append(query.id)

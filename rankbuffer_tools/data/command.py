@@ -13,9 +13,9 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 
-from rankbuffer_trl.data.queries import HINT, DataError, checked_rows, load_queries, select, warn_of_columns
+from rankbuffer_trl.data import CHECK_HINT, DataError, checked_rows, load_queries, select, warn_of_columns
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
+from rankbuffer_trl.rewards import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import check_at_least, described
 
 from ..batch.output import read_provenance
@@ -120,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run_command(arguments)
     except (RankBufferError, OSError) as error:
-        sys.exit(f"rankbuffer-data: {str(error) if arguments.command == 'card' else str(error).replace(HINT, '')}")
+        sys.exit(
+            f"rankbuffer-data: {str(error) if arguments.command == 'card' else str(error).replace(CHECK_HINT, '')}"
+        )
     except KeyboardInterrupt:
         sys.exit("rankbuffer-data: interrupted")
 

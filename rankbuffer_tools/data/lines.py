@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.data.queries import BUILDERS, check_columns, iterate, load_queries, normal_row, row_faults
+from rankbuffer_trl.data import FILE_BUILDERS, check_columns, iterate, load_queries, normal_row, row_faults
 from rankbuffer_trl.decoding import shorten
 
 
@@ -46,7 +46,7 @@ def list_faults(name: str, split: str) -> Iterator[str]:
 def rows_of(name: str, split: str) -> Iterator[tuple[str, Any, str]]:
     """Yield place, row and, if the row cannot be read or is no object, the fault. Lines and rows count from 1."""
     path = Path(name)
-    if BUILDERS.get(path.suffix) == "json" and path.is_file() and split == "train":
+    if FILE_BUILDERS.get(path.suffix) == "json" and path.is_file() and split == "train":
         for place, row, fault in json_rows(path):
             yield place, row, fault or ("" if isinstance(row, dict) else f"must be a JSON object, got {shorten(row)}")
     else:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from rankbuffer_trl.data.queries import DataError, text_fault
+from rankbuffer_trl.data import DataError, text_fault
 from rankbuffer_trl.groups import Messages
 
 RANKS = 7

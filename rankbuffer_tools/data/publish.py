@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCardData
 
-from rankbuffer_trl.monitoring.card_template import Markdown, code, escaped, fill_card
+from rankbuffer_trl.monitoring import Markdown, code, escaped, fill_card
 
 from .rubrics import SYSTEM, USER
 

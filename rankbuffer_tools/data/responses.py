@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankbuffer_trl.data.queries import GENERIC, text_fault
+from rankbuffer_trl.data import GENERIC_RUBRICS, text_fault
 from rankbuffer_trl.groups import Messages, Query, Rollout
-from rankbuffer_trl.judge import Question, Reading, VerdictError, pointwise_question, ranking_question
-from rankbuffer_trl.judge.thoughts import answer_of
-from rankbuffer_trl.rewards.beyond.ratings_soft import RATING_MAX
+from rankbuffer_trl.judge import Question, Reading, VerdictError, answer_of, pointwise_question, ranking_question
+from rankbuffer_trl.rewards import RATING_MAX
 
 from ..batch.chat import Chat
 
@@ -87,12 +86,12 @@ def order_question(query: Query, texts: Sequence[str]) -> Question:
             The responses. The verdict names them by their indices.
     """
     rollouts = [Rollout(i, text) for i, text in enumerate(texts)]
-    return ranking_question(replace(query, rubrics=query.rubrics or GENERIC), rollouts, kind="bootstrap")
+    return ranking_question(replace(query, rubrics=query.rubrics or GENERIC_RUBRICS), rollouts, kind="bootstrap")
 
 
 def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
     """Ask for the score of each response by name, with probabilities: the question of `ratings_soft`."""
-    asked = replace(query, rubrics=query.rubrics or GENERIC)
+    asked = replace(query, rubrics=query.rubrics or GENERIC_RUBRICS)
     return {
         f"{query.id}/score {i}": replace(pointwise_question(asked, text, most=RATING_MAX), soft=True)
         for i, text in enumerate(texts)

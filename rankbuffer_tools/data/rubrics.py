@@ -7,12 +7,9 @@ Generation"). They say "seven responses". For another number of responses, only 
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.data.queries import text_fault
+from rankbuffer_trl.data import text_fault
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import VerdictError
-from rankbuffer_trl.judge.questions import fill
-from rankbuffer_trl.judge.quoting import defuse, show
-from rankbuffer_trl.judge.verdicts import read_object, shorten_json
+from rankbuffer_trl.judge import VerdictError, defuse, fill, read_object, shorten_json, show_response
 
 from ..batch.chat import Chat
 
@@ -50,7 +47,7 @@ def rubric_chat(
     values = {"{QUERY}": defuse(Query(query_id, prompt, ()).text)}
     best_first = zip(reversed(responses), reversed(models or ["unknown"] * n), strict=True)
     for i, (response, model) in enumerate(best_first, start=1):
-        values |= {f"{{ANSWER_{i}}}": show(response, quoted=False), f"{{MODEL_{i}}}": defuse(model)}
+        values |= {f"{{ANSWER_{i}}}": show_response(response, quoted=False), f"{{MODEL_{i}}}": defuse(model)}
     messages = [
         {"role": "system", "content": for_count(SYSTEM, n)},
         {"role": "user", "content": fill(for_count(head, n), values)},

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankbuffer_trl.data.prompts import check_prompts, render_messages
+from rankbuffer_trl.data import check_prompts, render_messages
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 

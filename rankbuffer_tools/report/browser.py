@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data import QueryTable
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import AnchorRow
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge.endpoint import Endpoint
+from rankbuffer_trl.judge import Endpoint
 from rankbuffer_trl.settings import check_at_least
-from rankbuffer_trl.store.places import report_folder
+from rankbuffer_trl.store import report_folder
 
 from .report import BROWSER_MB, write_report
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.rewards import load_method
 from rankbuffer_trl.store import history
 
 from ..paper import average, number, paper, paper_recipes, paper_rows

@@ -12,11 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from rankbuffer_trl.data.queries import DataError, QueryTable
+from rankbuffer_trl.data import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import RubricJudge, Totals
-from rankbuffer_trl.judge.ledger import REFERENCE
-from rankbuffer_trl.judge.rubric_judge import rubric_score
+from rankbuffer_trl.judge import REFERENCE, RubricJudge, Totals, rubric_score
 from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.store import history
 

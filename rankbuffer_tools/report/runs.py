@@ -11,12 +11,11 @@ from typing import Any, Required, TypedDict
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.decoding import read_json
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.monitoring import buffer_size_table
 from rankbuffer_trl.monitoring.progress import DuelResult, Visit, duel_of, placements
 from rankbuffer_trl.settings import is_finite
-from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store import LIVE_STORE, BufferStore, StoreError, copy_live, read_store
 from rankbuffer_trl.store.history import has_calls
-from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
 
 from .tables import Row, reward_table
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.judge.ledger import KIND_NAMES
-from rankbuffer_trl.monitoring.buffer_sizes import epoch_ends
-from rankbuffer_trl.monitoring.probes import NAMES, probe, summary
+from rankbuffer_trl.judge import KIND_NAMES, Totals
+from rankbuffer_trl.monitoring import PROBE_NAMES, epoch_ends, probe, summary
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow
@@ -258,12 +256,12 @@ def probe_table(
     spread, since that takes most of a report's time. `rubrics` tells those of a query. Columns without any value are
     left out.
     """
-    names = [each for name in NAMES for each in (name, f"{name}_with_reward")]
+    names = [each for name in PROBE_NAMES for each in (name, f"{name}_with_reward")]
     # The trainer logs the metrics of a step after it, under the next number.
     found = {
         entry["step"] - 1: {name: entry[f"probe/{name}"] for name in names if f"probe/{name}" in entry}
         for entry in log
-        if f"probe/{NAMES[0]}" in entry
+        if f"probe/{PROBE_NAMES[0]}" in entry
     }
     rest = [step for step in history.steps(store) if step > max(found, default=-1)]
     for step in rest[:: max(1, -(-len(rest) // PROBED))]:

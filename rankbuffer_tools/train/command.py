@@ -33,18 +33,24 @@ from huggingface_hub import get_token
 from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
-from rankbuffer_trl.checkpointing.checkpoint import check_not_uploaded, check_trusted, check_unchanged
-from rankbuffer_trl.checkpointing.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.checkpointing.manifest import read_manifest
-from rankbuffer_trl.data.prompts import check_prompts
-from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
+from rankbuffer_trl.data import DataError, MissingFileError, check_prompts, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.training.batches import Batches
-from rankbuffer_trl.training.budget import check_budget
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.state import differences, identity
-from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
+from rankbuffer_trl.training import (
+    NO_POLICY,
+    Batches,
+    MainProcessError,
+    RankBufferConfig,
+    RankBufferTrainer,
+    RunPlan,
+    check_budget,
+    check_not_uploaded,
+    check_trusted,
+    check_unchanged,
+    differences,
+    identity,
+    on_main_process,
+)
 
 from ..data.tokens import load_tokenizer
 from ..paper import RECIPE_FOLDER

@@ -6,8 +6,7 @@ from pathlib import Path
 from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import JudgeError
-from rankbuffer_trl.monitoring.non_fatal import non_fatal
-from rankbuffer_trl.training.rollouts import RolloutError
+from rankbuffer_trl.training import RolloutError, non_fatal
 
 FAILED, SERVER_FAILED = 1, 75  # 75 is EX_TEMPFAIL of sysexits.h
 STATUS_FILE = "RANKBUFFER_STATUS_FILE"

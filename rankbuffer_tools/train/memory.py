@@ -5,11 +5,11 @@ import trl.trainer.utils
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig
 
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training import RankBufferConfig
 
 STATES = 2 + 2 + 12  # bytes a parameter: weights and gradients in bf16; master weights and Adam's moments in float32
 LOGIT = 10  # bytes up to TRL 1.14: bf16, float32 and the gradient
-# From TRL 1.15 on no logits are kept. The output layer's weights are gathered, and their gradient is summed in float32.
+# TRL keeps no logits from 1.15 on. The output layer's weights are gathered, and their gradient is summed in float32.
 HEAD = 2 + 4 + 2 if hasattr(trl.trainer.utils, "add_fused_lm_head") else 0  # bytes a weight of the output layer
 
 

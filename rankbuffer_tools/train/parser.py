@@ -14,7 +14,7 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training import RankBufferConfig
 
 from ..batch.recipes import find_recipe, given, overlay, read_recipe
 from ..batch.script import no_such_key

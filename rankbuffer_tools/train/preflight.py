@@ -16,18 +16,23 @@ from typing import Any
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, Reading, Totals, Usage
-from rankbuffer_trl.judge.errors import printable
-from rankbuffer_trl.judge.judge import Askable, explain
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.quoting import LONGEST
-from rankbuffer_trl.rewards.method import RewardMethod
-from rankbuffer_trl.rewards.prefetch import first_questions
-from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.first import stand_in
-from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.judge import (
+    LONGEST_QUOTED,
+    Askable,
+    Call,
+    Judge,
+    JudgeError,
+    Question,
+    Reading,
+    Totals,
+    Usage,
+    explain,
+    printable,
+)
+from rankbuffer_trl.judge.config import OpenAIClient
+from rankbuffer_trl.rewards import RewardMethod, first_questions
+from rankbuffer_trl.store import LIVE_STORE, BufferStore
+from rankbuffer_trl.training import RankBufferConfig, RunPlan, stand_in
 
 from ..batch.server_check import (
     CHARACTERS_PER_TOKEN,
@@ -178,10 +183,10 @@ async def check_context(
             f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"
             f" use all of max_completion_length={length}; what does not fit into {context:,} fails and stays unscored"
         )
-    if length * CHARACTERS_PER_TOKEN > LONGEST:
+    if length * CHARACTERS_PER_TOKEN > LONGEST_QUOTED:
         lines.append(
-            f"a prompt shows {LONGEST:,} characters of a response at most; with max_completion_length={length} a"
-            " rollout may have more, and the rest is cut"
+            f"a prompt shows {LONGEST_QUOTED:,} characters of a response at most; with max_completion_length={length}"
+            " a rollout may have more, and the rest is cut"
         )
     return lines
 

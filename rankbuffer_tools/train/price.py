@@ -10,11 +10,8 @@ from statistics import fmean
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
-from rankbuffer_trl.rewards.beyond.passes import RERANK
-from rankbuffer_trl.rewards.prefetch import first_questions
-from rankbuffer_trl.training.budget import spent_before
-from rankbuffer_trl.training.first import require_questions, stand_in
-from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.rewards import RERANK, first_questions
+from rankbuffer_trl.training import RunPlan, require_questions, spent_before, stand_in
 
 from ..batch.script import duration, short
 from ..batch.server_check import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens

@@ -12,7 +12,7 @@ from typing import Any
 from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge
-from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.rewards import RewardMethod
 
 
 class RecordingJudge(Judge):

@@ -31,7 +31,7 @@ from ..judge.quoting import visible
 logger = logging.getLogger(__name__)
 
 Fault = tuple[str, str, object]
-HINT = "; `rankbuffer-data check` lists all faults of a file by line"
+CHECK_HINT = "; `rankbuffer-data check` lists all faults of a file by line"
 PAPER_SET = (
     "The paper's set is made by `python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --shuffle true"
     " --output_file data/nectar_1000_no_rubrics.jsonl` and then recipes/generate_rubrics.py: docs/data.md has both"
@@ -40,12 +40,12 @@ QUERY_COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
 MEDIA = re.compile("^(image|audio|video)s?:|: .*(Image|Audio|Video)[(]", re.IGNORECASE)  # a name, or a type
-BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
 UNREADABLE = (OSError, ValueError, StopIteration, ArrowException, DatasetsError, HTTPError)
 
-GENERIC = (
+GENERIC_RUBRICS = (
     Rubric("Does what the query asks, in full, and keeps to every constraint that it states.", 5),
     Rubric("Is correct: facts, reasoning, numbers and code hold up, and nothing is made up.", 5),
     Rubric("Is specific and useful to the person who asked, with detail where it matters.", 3),
@@ -92,7 +92,7 @@ def load_queries(
     """
     path = Path(name)
     arguments: dict[str, Any] = {"name": config}
-    if path.suffix in BUILDERS:
+    if path.suffix in FILE_BUILDERS:
         if split != "train":
             raise DataError(
                 f"the file {name} has no split {split!r}; name a folder with train{path.suffix}, {split}{path.suffix}"
@@ -102,7 +102,10 @@ def load_queries(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})."
                 f" {PAPER_SET if path.name.startswith('nectar_1000') else 'docs/data.md says how to make one'}"
             )
-        name, arguments = BUILDERS[path.suffix], {"data_files": escape(str(path))}  # which may have a `*` or brackets
+        name, arguments = (
+            FILE_BUILDERS[path.suffix],
+            {"data_files": escape(str(path))},
+        )  # which may have a `*` or brackets
     elif path.suffix in OTHER_FILES or path.is_file():
         raise DataError(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
@@ -114,7 +117,7 @@ def load_queries(
         if not isinstance(error, UNREADABLE) and "scripts are no longer supported" not in str(error):
             raise
         cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
-        raise DataError(f"the data set {path} cannot be read: {cause}{HINT}") from error
+        raise DataError(f"the data set {path} cannot be read: {cause}{CHECK_HINT}") from error
 
 
 class QueryTable:
@@ -257,7 +260,7 @@ def generic_row(whose: str) -> dict[str, list]:
         f"{whose} has no rubrics, so the judge goes by five that fit any query. Expect a weaker reward:"
         " recipes/generate_rubrics.py writes rubrics for each query"
     )
-    return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]}
+    return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC_RUBRICS]}
 
 
 def normal_rows(dataset: Dataset) -> Dataset:
@@ -273,7 +276,7 @@ def normal_rows(dataset: Dataset) -> Dataset:
     try:  # not from the cache: its key does not change when the code of `normal_row` does
         return dataset.map(normal_row, load_from_cache_file=False, desc="prompts and ids")
     except UnicodeDecodeError as error:
-        raise DataError(f"the data set cannot be read, because it is not UTF-8: {error}{HINT}") from error
+        raise DataError(f"the data set cannot be read, because it is not UTF-8: {error}{CHECK_HINT}") from error
 
 
 def normal_row(row: dict) -> dict:
@@ -305,7 +308,7 @@ def checked_rows(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool
     for number, row in enumerate(iterate(dataset), start=1):
         row = normal_row(row)
         for fault in row_faults(row, f"row {number}", seen, anchors_needed, rubrics_needed):
-            raise DataError(fault + HINT)
+            raise DataError(fault + CHECK_HINT)
         yield row
     if not seen:
         raise DataError("the data set has no rows")

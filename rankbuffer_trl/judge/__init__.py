@@ -1,12 +1,23 @@
 """The judge: questions in the paper's words, one class that asks them, clients that answer, a ledger of the cost."""
 
-from .errors import JudgeError, TransportError
-from .judge import Askable, ChatClient, Judge
-from .ledger import Call, Reply, Tally, Totals, Usage
-from .probabilities import Reading
+from .endpoint import Endpoint, check_url
+from .errors import JudgeError, TransportError, first_leaf, printable
+from .judge import Askable, ChatClient, Judge, explain
+from .ledger import KIND_NAMES, REFERENCE, Call, Reply, Tally, Totals, Usage
+from .probabilities import (
+    LEAST_CHANCE,
+    ProbabilityError,
+    Reading,
+    checked_logprob,
+    lead,
+    read_chances,
+    read_tokens,
+    without_doubt,
+)
 from .questions import (
     Question,
     duel_question,
+    fill,
     group_question,
     insertion_question,
     pairwise_question,
@@ -14,15 +25,36 @@ from .questions import (
     ranking_question,
     selection_question,
 )
-from .rubric_judge import RubricJudge
-from .verdicts import Verdict, VerdictError
+from .quoting import LONGEST_QUOTED, defuse, show_response
+from .rubric_judge import RubricJudge, count_tokens, meets, parse_rubrics, rubric_score
+from .thoughts import THOUGHT_BEGINS, after_thought, answer_of
+from .verdicts import (
+    Verdict,
+    VerdictError,
+    constrain,
+    either,
+    max_tokens,
+    one_of,
+    position_verdict,
+    read_object,
+    score_verdict,
+    scores_verdict,
+    shorten_json,
+)
 
 __all__ = [
+    "KIND_NAMES",
+    "LEAST_CHANCE",
+    "LONGEST_QUOTED",
+    "REFERENCE",
+    "THOUGHT_BEGINS",
     "Askable",
     "Call",
     "ChatClient",
+    "Endpoint",
     "Judge",
     "JudgeError",
+    "ProbabilityError",
     "Question",
     "Reading",
     "Reply",
@@ -33,11 +65,38 @@ __all__ = [
     "Usage",
     "Verdict",
     "VerdictError",
+    "after_thought",
+    "answer_of",
+    "check_url",
+    "checked_logprob",
+    "constrain",
+    "count_tokens",
+    "defuse",
     "duel_question",
+    "either",
+    "explain",
+    "fill",
+    "first_leaf",
     "group_question",
     "insertion_question",
+    "lead",
+    "max_tokens",
+    "meets",
+    "one_of",
     "pairwise_question",
+    "parse_rubrics",
     "pointwise_question",
+    "position_verdict",
+    "printable",
     "ranking_question",
+    "read_chances",
+    "read_object",
+    "read_tokens",
+    "rubric_score",
+    "score_verdict",
+    "scores_verdict",
     "selection_question",
+    "shorten_json",
+    "show_response",
+    "without_doubt",
 ]

@@ -19,8 +19,10 @@ from ..settings import (
 from .endpoint import Endpoint
 from .judge import ChatClient, Judge
 from .ledger import Totals
+from .openai_client import PING as PING
+from .openai_client import OpenAIClient as OpenAIClient
 from .rubric_judge import RubricJudge
-from .servers import Servers
+from .servers import Servers as Servers
 
 MOST_SAMPLES = 100  # a larger number is a slip: the price of a question grows with it
 

@@ -30,7 +30,7 @@ from .verdicts import Verdict, VerdictError
 LISTED = 20
 """Likeliest tokens to ask for: the most that OpenAI's interface and a vLLM server without further settings give."""
 SLACK = 1e-3  # by which probabilities may exceed 1; servers round them
-LEAST = 1e-6  # of an alternative in log odds, because a token that is not listed has no logarithm
+LEAST_CHANCE = 1e-6  # of an alternative in log odds, because a token that is not listed has no logarithm
 UNSEEN = 0.01
 """Share of a verdict that alternatives beyond the server's list may hold: a mean of 0 to 10 is off by 0.1 at most."""
 
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
 
     def log_odds(self, one: Any, other: Any) -> float:
         """Return by how much `one` is likelier than `other`, as the difference of their logarithms."""
-        return math.log(max(self.chances[one], LEAST)) - math.log(max(self.chances[other], LEAST))
+        return math.log(max(self.chances[one], LEAST_CHANCE)) - math.log(max(self.chances[other], LEAST_CHANCE))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, in types that JSON has. The alternatives are spelled as JSON."""
@@ -126,7 +126,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         before, end = end, end + len(token)
         if end <= start or not token:  # a token without text, such as the end of an answer, decides nothing
             continue
-        likely = [(name, math.exp(checked(name, logprob))) for name, logprob in listed]
+        likely = [(name, math.exp(checked_logprob(name, logprob))) for name, logprob in listed]
         known = sum(chance for _, chance in likely)
         if known > 1 + SLACK:
             raise ProbabilityError(f"the probabilities at the token {token!r} add up to {known:.4g}")
@@ -229,7 +229,7 @@ def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
     return tokens
 
 
-def checked(token: str, logprob: float) -> float:
+def checked_logprob(token: str, logprob: float) -> float:
     """Return the logarithm of a probability, at most 0, or raise [`ProbabilityError`] if it is none."""
     if math.isnan(logprob) or logprob > SLACK:
         raise ProbabilityError(f"the judge's server gives the log probability {logprob} for {token!r}, which is none")

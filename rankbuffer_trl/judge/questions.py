@@ -18,7 +18,7 @@ from typing import Any
 from ..groups import Query, Rollout, Rubric
 from .ledger import Reply
 from .probabilities import LISTED, alternatives, read_chances, read_samples
-from .quoting import defuse, show
+from .quoting import defuse, show_response
 from .verdicts import (
     Verdict,
     constrain,
@@ -88,7 +88,7 @@ class Question:
         """
         texts = {name: defuse(text) for name, text in self.texts.items()}
         for name, pairs in self.responses.items():
-            shown = [(f"[{heading}]\n" if heading else "") + show(text, guard) for heading, text in pairs]
+            shown = [(f"[{heading}]\n" if heading else "") + show_response(text, guard) for heading, text in pairs]
             texts[name] = "\n\n".join(shown)
         prompt = fill(self.template, texts)
         return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt

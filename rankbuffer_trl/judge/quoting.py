@@ -36,10 +36,10 @@ MARKER = re.compile(
     r"|\[(?=/?(?:[A-Z]+_[A-Z_\d]+|INST|USER|THINK|ARGS|IMG|AUDIO|PREFIX|MIDDLE|SUFFIX|[gs]?MASK|[BE]O[ST]|PAD|UNK"
     r"|CLS|SEP|unused\d+)\])"
     r"|\](?=~!?b[\[\]]|!\w~\[)|\[(?=e~\[)"  # MiniMax
-    r"|\[(?=cut: )"  # the line that `show` writes
+    r"|\[(?=cut: )"  # the line that `show_response` writes
 )
 
-LONGEST = 100_000
+LONGEST_QUOTED = 100_000
 """Characters of one response that a prompt shows: far more than 4,096 tokens of any answer have."""
 
 INVISIBLE = ("Cc", "Cf", "Cs")  # in a line; the categories Zl and Zp end one
@@ -47,13 +47,13 @@ INVISIBLE = ("Cc", "Cf", "Cs")  # in a line; the categories Zl and Zp end one
 BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
 
 
-def show(response: str, quoted: bool) -> str:
+def show_response(response: str, quoted: bool) -> str:
     """Return a response as a prompt shows it: quoted, or else defused.
 
-    What is beyond `LONGEST` characters is cut. A last line says so, which no response can write.
+    What is beyond `LONGEST_QUOTED` characters is cut. A last line says so, which no response can write.
     """
-    treat, beyond = quote if quoted else defuse, len(response) - LONGEST
-    return treat(response) if beyond <= 0 else f"{treat(response[:LONGEST])}\n[cut: {beyond:,} characters]"
+    treat, beyond = quote if quoted else defuse, len(response) - LONGEST_QUOTED
+    return treat(response) if beyond <= 0 else f"{treat(response[:LONGEST_QUOTED])}\n[cut: {beyond:,} characters]"
 
 
 @lru_cache(maxsize=1024)  # an anchor, a query or a rubric is in the prompts of all rollouts of its group

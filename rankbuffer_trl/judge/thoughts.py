@@ -3,7 +3,7 @@
 import re
 
 TAG = "(?:[a-z]+[:_])?(?:think|thinking|thought|reasoning)"
-BEGINS = re.compile(
+THOUGHT_BEGINS = re.compile(
     rf"<{TAG}>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>"
     r"|<\|channel\|>(?:analysis|commentary)<\|message\|>",
     re.I,
@@ -28,7 +28,7 @@ def answer_of(text: str) -> tuple[str, bool]:
     Free text may quote a tag such as `</reasoning>`. So such a tag ends a thought only where the text begins with one.
     """
     text, thought = text.lstrip(), False
-    while opened := BEGINS.match(text):
+    while opened := THOUGHT_BEGINS.match(text):
         end = ENDS.search(text, opened.end())
         text, thought = (text[end.end() :].lstrip(), True) if end else ("", False)
     ends = [tag.end() for tag in PLAIN_ENDS.finditer(text)]
@@ -37,4 +37,4 @@ def answer_of(text: str) -> tuple[str, bool]:
 
 def in_thought(text: str) -> bool:
     """Return whether a text opens a thought and does not close it."""
-    return BEGINS.search(after_thought(text)[0]) is not None
+    return THOUGHT_BEGINS.search(after_thought(text)[0]) is not None

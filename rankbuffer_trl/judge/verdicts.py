@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from .thoughts import BEGINS, after_thought
+from .thoughts import THOUGHT_BEGINS, after_thought
 
 DECODINGS = ("regex", "json_schema", "none")
 GRAMMAR_LIMIT = 10
@@ -256,7 +256,7 @@ def check_place(answer: str, start: int | None, cut_off: bool) -> None:
     Raises:
         [`VerdictError`]: saying so.
     """
-    if BEGINS.search(answer, 0, len(answer) if start is None else start):
+    if THOUGHT_BEGINS.search(answer, 0, len(answer) if start is None else start):
         raise VerdictError("the answer ends inside its thinking block")
     # Chat templates such as Qwen3-Thinking's write `<think>` into the prompt: a thought that was cut off has no tag.
     # It often restates the task, whose example of a verdict is a valid one.

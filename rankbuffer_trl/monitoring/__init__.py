@@ -1,1 +1,19 @@
 """Monitoring of a run: numbers of the log, probes, progress, the table of buffers and the model card."""
+
+from .buffer_sizes import buffer_size_table, epoch_ends
+from .card_template import Markdown, code, escaped, fill_card
+from .probes import PROBE_NAMES, probe, sign, summary, tau_b
+
+__all__ = [
+    "PROBE_NAMES",
+    "Markdown",
+    "buffer_size_table",
+    "code",
+    "epoch_ends",
+    "escaped",
+    "fill_card",
+    "probe",
+    "sign",
+    "summary",
+    "tau_b",
+]

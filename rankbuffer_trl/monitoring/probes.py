@@ -16,7 +16,7 @@ from ..stems import content_stems, stems_of
 
 ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)
-NAMES = ("words", "markup", "repeated", "rubric_words")
+PROBE_NAMES = ("words", "markup", "repeated", "rubric_words")
 
 Probed = Sequence[tuple[Mapping[str, float], float | None]]
 """The probes of each answered rollout of a group, with its reward, which is `None` if it is unscored."""
@@ -69,7 +69,7 @@ def summary(groups: Sequence[Probed]) -> dict[str, float]:
     reward. It is the mean over the groups in which both differ, and missing if there is none.
     """
     found: dict[str, float] = {}
-    for name in NAMES:
+    for name in PROBE_NAMES:
         columns = [[(values[name], reward) for values, reward in group if name in values] for group in groups]
         values = [value for column in columns for value, _ in column]
         taus = [tau for column in columns if (tau := agreement(column)) is not None]

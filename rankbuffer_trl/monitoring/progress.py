@@ -28,7 +28,7 @@ from ..store import history
 from ..store.buffer_store import BufferStore
 from ..store.database import StoreError
 from ..store.history import Readable
-from ..store.places import DUEL, report_folder
+from ..store.places import DUEL_FILE, report_folder
 
 T = TypeVar("T")
 LEAST_QUERIES = 10  # on each side, whose rollouts are not all above or all below the shared anchors
@@ -285,7 +285,7 @@ def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
     Raises:
         [`StoreError`]: if the file of the result is damaged.
     """
-    file = report_folder(path) / DUEL
+    file = report_folder(path) / DUEL_FILE
     if not file.exists():
         return None
     try:

@@ -31,7 +31,7 @@ from .spending import Spending
 
 logger = logging.getLogger(__name__)
 
-STORE = "store.sqlite"  # a saved store, in the folder that `save` is given
+STORE_FILE = "store.sqlite"  # a saved store, in the folder that `save` is given
 COMMIT_WAIT = 600.0  # seconds
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -251,7 +251,7 @@ class BufferStore:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            with replacing(Path(folder) / STORE) as draft, closing(sqlite3.connect(draft)) as copy:
+            with replacing(Path(folder) / STORE_FILE) as draft, closing(sqlite3.connect(draft)) as copy:
                 copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
                 copy.execute("PRAGMA synchronous = OFF")
                 self._db.backup(copy)
@@ -265,10 +265,10 @@ class BufferStore:
         """
         with self._errors("restore", f" from {folder}"):
             database.check_claim(self.path)
-            with closing(BufferStore(Path(folder) / STORE, read_only=True)) as saved:
+            with closing(BufferStore(Path(folder) / STORE_FILE, read_only=True)) as saved:
                 spending = Spending(self.path).begin(saved)
             with replacing(self.path) as draft:
-                if database.copy_rows(Path(folder) / STORE, draft) != database.run_id(self._db):
+                if database.copy_rows(Path(folder) / STORE_FILE, draft) != database.run_id(self._db):
                     self._set_aside()
                 self._db.close()
             self._db = database.open_to_write(self.path)

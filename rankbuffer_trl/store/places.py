@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 from ..checkpointing.manifest import FOLDER
-from .buffer_store import STORE, BufferStore
+from .buffer_store import STORE_FILE, BufferStore
 from .database import StoreError, open_to_read
 
-SAVED = f"{FOLDER}/{STORE}"  # the store of a checkpoint, by its name in the manifest
+SAVED = f"{FOLDER}/{STORE_FILE}"  # the store of a checkpoint, by its name in the manifest
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 REPORT = "_report"  # the folder of pages and results about a run, which the upload skips too
-DUEL = "duel.json"
+DUEL_FILE = "duel.json"
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:
@@ -38,7 +38,7 @@ def read_store(path: str | os.PathLike) -> BufferStore:
         [`StoreError`]: if there is no store.
     """
     path = Path(path)
-    places = (path, path / LIVE_STORE, path / FOLDER / STORE)
+    places = (path, path / LIVE_STORE, path / FOLDER / STORE_FILE)
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
 
 

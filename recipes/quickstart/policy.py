@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data import load_queries
 
 DATA = Path(__file__).parent / "howto.jsonl"
 VOCABULARY = 1024

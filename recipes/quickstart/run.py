@@ -28,14 +28,13 @@ from rankbuffer_tools.report.tables import Row, quality_table, reward_table
 from rankbuffer_tools.train.command import build_trainer, make_plan
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge.rubric_judge import rubric_score
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.judge import rubric_score
+from rankbuffer_trl.monitoring import buffer_size_table
 from rankbuffer_trl.stems import WORD
-from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.store import LIVE_STORE, BufferStore, history
+from rankbuffer_trl.training import RankBufferConfig
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

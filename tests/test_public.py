@@ -1,0 +1,33 @@
+"""What may be touched: programs, experiments and examples import these modules of the library, and no others."""
+
+import ast
+from importlib import import_module
+
+import pytest
+from conftest import ROOT
+
+PUBLIC = {
+    *("rankbuffer_trl", "rankbuffer_trl.buffer", "rankbuffer_trl.data", "rankbuffer_trl.decoding"),
+    *("rankbuffer_trl.errors", "rankbuffer_trl.files", "rankbuffer_trl.groups", "rankbuffer_trl.judge"),
+    *("rankbuffer_trl.judge.config", "rankbuffer_trl.checkpointing.manifest", "rankbuffer_trl.monitoring"),
+    *("rankbuffer_trl.monitoring.progress", "rankbuffer_trl.ranking", "rankbuffer_trl.rewards"),
+    *("rankbuffer_trl.settings", "rankbuffer_trl.stems", "rankbuffer_trl.store", "rankbuffer_trl.store.history"),
+    *("rankbuffer_trl.testing", "rankbuffer_trl.training"),
+}
+OUTSIDE = ("benchmarks", "checks", "docs", "evaluation", "examples", "experiments", "rankbuffer_tools", "recipes")
+
+
+def test_only_public_modules_are_imported_from_outside():
+    assert len(PUBLIC) <= 20
+    for path in (path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rankbuffer_trl":
+                assert node.module in PUBLIC, f"{path}:{node.lineno}: import from the package above {node.module}"
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_each_exported_function_and_class_has_a_docstring(module):
+    found = import_module(module)
+    for name in getattr(found, "__all__", ()):
+        value = getattr(found, name)
+        assert not callable(value) or value.__doc__, f"{module}.{name}"
