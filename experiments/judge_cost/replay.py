@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from experiments.simulated_judge import Doubts, JudgeErrors, World, first_word, reply
 from rankbuffer_tools.audit.measures import tau_b
+from rankbuffer_tools.batch.recipes import find_recipe, read_recipe
 from rankbuffer_tools.paper import paper_recipes
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Question, Reply, Totals, Usage, read_chances
@@ -70,6 +71,18 @@ SOFT = {
     "Sampled pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}, samples=5),
 }
 ROWS = PAPER | OURS | BLOCKS | RELATIVES | SOFT | {"RankBuffer, 8 anchors": Row("rankbuffer", {"max_anchors": 8})}
+
+
+def row_of(label: str) -> Row:
+    """Return a row of the tables, or that of a recipe of one's own by its path.
+
+    Raises:
+        [`SettingsError`]: if there is neither.
+    """
+    if label in ROWS:
+        return ROWS[label]
+    recipe = read_recipe(find_recipe(label))
+    return Row(recipe["method"], recipe.get("method_args", {}), recipe.get("judge_samples", 1))
 
 
 class SimulatedJudge:
@@ -316,7 +329,7 @@ class Replay:
 
     async def run(self) -> Outcome:
         """Score all visits of all queries, query by query: queries do not depend on one another."""
-        row = ROWS[self.label]
+        row = row_of(self.label)
         method = load_method(row.method, row.arguments, self.world.seed)
         client = SimulatedJudge(self.errors, self.count, row.samples)
         judge = Judge(client, guard=False)

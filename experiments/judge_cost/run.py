@@ -4,6 +4,7 @@
     python -m experiments.judge_cost.run --paper
     python -m experiments.judge_cost.run --worlds
     python -m experiments.judge_cost.run --doubts
+    python -m experiments.judge_cost.run --recipe my_methods/beats_best.yaml    # one of your own, beside three of ours
     python -m experiments.judge_cost.run --paper --acuity_queries 200 --kept    # the tables of the page, in seconds
 
 Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`replay.py`).
@@ -110,6 +111,7 @@ DOUBTED = (
     "RankBuffer, soft",
     *list(OURS)[:3],
 )
+BESIDE, ACUITIES = ("GRPO", "RRC-SCR", "RankBuffer", "List, 2 looks"), (0.03, JudgeErrors.noise, 0.3)
 SEEDS = 4  # of the comparison of words and probabilities
 WIDTH = 160
 
@@ -220,6 +222,17 @@ def compare_doubts(world: World, queries: int, run: Replayed) -> tuple[list[Tabl
     return tables, {"tau": {label: [round(each.tau, 4) for each in of] for label, of in seeds.items()}}
 
 
+def compare_recipes(world: World, queries: int, run: Replayed, recipes: Sequence[str]) -> tuple[list[Table], dict]:
+    """Replay recipes of one's own beside three rows of the tables, at three acuities of the judge."""
+    labels = (*BESIDE, *recipes)
+    found = run(
+        {(label, n): Replay(label, world, queries, JudgeErrors(noise=n), True) for label in labels for n in ACUITIES}
+    )
+    usual = {label: found[label, JudgeErrors.noise] for label in labels}
+    tables = [beyond_table(usual), errors_table({"none else": found}, "Tau by the noise of the judge")]
+    return tables, {label: {"tau": round(each.tau, 4), "tokens": each.tokens} for label, each in usual.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=100, help="number of queries for the cost tables")
@@ -227,6 +240,8 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="take 1,000 queries for the cost tables, as in the paper")
     parser.add_argument("--worlds", action="store_true", help="print the tables of the judges of `WORLDS` instead")
     parser.add_argument("--doubts", action="store_true", help="print the tables of words and probabilities instead")
+    own = "paths of recipes of your own, or names of ours, to compare with GRPO, RRC-SCR, RankBuffer and two lists"
+    parser.add_argument("--recipe", nargs="+", metavar="PATH", default=[], help=own)
     parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
     parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
@@ -237,7 +252,9 @@ def main() -> None:
     world = World(tokens=(*World.tokens[:3], arguments.rollout_tokens), seed=arguments.seed)
     record = read_record() if arguments.kept else {}
     run: Replayed = partial(run_all, processes=arguments.processes, record=record)
-    if arguments.worlds:
+    if arguments.recipe:
+        name, (tables, found) = "judge_cost_recipes", compare_recipes(world, few, run, arguments.recipe)
+    elif arguments.worlds:
         name, (tables, found) = "judge_cost_worlds", compare_worlds(world, few, run)
     elif arguments.doubts:
         name, (tables, found) = "judge_cost_doubts", compare_doubts(world, few, run)

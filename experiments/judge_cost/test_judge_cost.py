@@ -10,10 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.judge_cost import large_groups
-from experiments.judge_cost.replay import RECORD, Agreement, Counts, Outcome, Replay, read_record, run_all
+from experiments.judge_cost.replay import (
+    RECORD,
+    ROWS,
+    Agreement,
+    Counts,
+    Outcome,
+    Replay,
+    read_record,
+    row_of,
+    run_all,
+)
 from experiments.judge_cost.run import SETTINGS, compare_doubts, compare_paper, compare_worlds
 from experiments.pages import rows_by_head, tables_of
 from experiments.simulated_judge import WORLDS, JudgeErrors, World
+from rankbuffer_trl.errors import SettingsError
 
 QUERIES = 200  # those of the page
 PAGE, RECORDS = RECORD.parent / "README.md", read_record()
@@ -105,3 +116,11 @@ def test_outcome_has_the_cosines_of_the_advantages(groups, seed):
     for agreement, rewards, values in zip(outcome.agreements, groups, qualities, strict=True):
         expected = np.corrcoef(rewards, values)[0, 1] if len(set(rewards)) > 1 else 0.0
         assert agreement.cosine == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_recipe_of_ones_own_is_replayed_by_its_path(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("method: listwise\nmethod_args: {passes: 2, rerank_disputed: false}\njudge_samples: 3\n")
+    assert row_of(str(mine)) == replace(ROWS["List, 2 looks"], samples=3)
+    with pytest.raises(SettingsError, match="no recipe 'nowhere"):
+        row_of("nowhere.yaml")

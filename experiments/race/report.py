@@ -1,12 +1,13 @@
 """How many judge tokens does each reward take until the toy policy has 85 of 100?
 
-    python -m experiments.race.report runs/race/results.jsonl      # add finished runs of the toy policy to the record
+    python -m experiments.race.report runs/race/results.jsonl      # add runs of the toy policy to the record
     python -m experiments.race.report                              # make the table from the record alone
     python -m experiments.race.report --judge blunt [RESULTS]      # the same for a judge with errors of 0.3
 
 The quality of a step is the mean true quality of the rollouts of the last six steps, in which each query stands once.
 The tokens are all that the judge has taken until the end of the first step with the goal. The program prints a table
-and one JSON line. For the sharp judge it writes `tokens_to_85.json`, for the table of recipes.
+and one JSON line. For the sharp judge it writes `tokens_to_85.json`, for the table of recipes. Runs
+of a recipe of one's own change no record.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from statistics import fmean
 
 from experiments.toy_policy.fooled import STEPS
 from experiments.toy_policy.report import BEYOND
-from experiments.toy_policy.run import read_results
+from experiments.toy_policy.run import ALL, read_results
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -54,14 +55,21 @@ def race(runs: Runs, goal: float) -> dict[str, int | None]:
 
 def with_recipe(runs: Runs) -> Runs:
     """Return the runs whose recipe is still there. Commit e122f1a has the others."""
-    return {recipe: seeds for recipe, seeds in runs.items() if (RECIPES / f"{recipe}.yaml").is_file()}
+    return {recipe: seeds for recipe, seeds in runs.items() if (RECIPES / f"{recipe}.yaml").is_file() or own(recipe)}
+
+
+def own(recipe: str) -> bool:
+    """Return whether a recipe is of one's own. A table with one is printed, and changes no record."""
+    return recipe.endswith((".yaml", ".yml"))
 
 
 def merged(runs: Runs, files: Sequence[Path]) -> Runs:
     """Return the record with the runs of result files of the toy policy."""
     both: Mapping[str, dict] = defaultdict(dict, {recipe: dict(seeds) for recipe, seeds in runs.items()})
     for result in (each for file in files for each in read_results(file)):
-        recipe = f"{'beyond' if result.method in BEYOND else 'paper'}/{result.method}"
+        recipe = result.method  # the path of a recipe of one's own
+        if result.method in (*BEYOND, *ALL):
+            recipe = f"{'beyond' if result.method in BEYOND else 'paper'}/{result.method}"
         both[recipe][str(result.seed)] = {"quality": result.curve, "tokens": result.tokens_by_step}
     return dict(sorted(both.items()))
 
@@ -74,14 +82,16 @@ def main() -> None:
     given = parser.parse_args()
     record, goals = JUDGES[given.judge]
     runs: Runs = merged(json.loads(record.read_text()) if record.is_file() else {}, given.results)
-    lines = ",\n".join(f"{json.dumps(recipe)}: {json.dumps(seeds)}" for recipe, seeds in runs.items())
-    record.write_text(f"{{\n{lines}\n}}\n")
+    ours = not any(map(own, runs))
+    if ours:
+        lines = ",\n".join(f"{json.dumps(recipe)}: {json.dumps(seeds)}" for recipe, seeds in runs.items())
+        record.write_text(f"{{\n{lines}\n}}\n")
     easier, harder = (race(with_recipe(runs), goal) for goal in goals)
     print(f"| recipe | seeds | tokens to {goals[0]} | tokens to {goals[1]} |\n|---|---:|---:|---:|")
     for recipe, tokens in harder.items():
         cells = [f"{each:,}" if each else "not in 36 steps" for each in (easier[recipe], tokens)]
         print(f"| `{recipe}` | {len(runs[recipe])} | {' | '.join(cells)} |")
-    if given.judge == "sharp":
+    if ours and given.judge == "sharp":
         FOUND.write_text(json.dumps(harder, indent=1) + "\n")
     print(json.dumps({"benchmark": "race", "judge": given.judge, "goal": goals[1], "tokens": harder}))
 

@@ -1,12 +1,14 @@
 """The race's numbers against the record, and against a slow count."""
 
 import json
+from dataclasses import asdict
 from statistics import fmean
 
 import pytest
 
 from experiments.pages import tables_of
-from experiments.race.report import FOUND, GOALS, HERE, JUDGES, RECORD, merged, race, tokens_to, with_recipe
+from experiments.race.report import FOUND, GOALS, HERE, JUDGES, RECORD, main, merged, race, tokens_to, with_recipe
+from experiments.toy_policy.report import Result
 
 RUNS = json.loads(RECORD.read_text())
 
@@ -42,6 +44,16 @@ def test_merged_adds_runs_to_those_of_the_record():
     assert merged(RUNS, []) == RUNS and {len(run["quality"]) for seeds in RUNS.values() for run in seeds.values()} == {
         36
     }
+
+
+def test_runs_of_a_recipe_of_ones_own_stand_in_the_table_and_change_no_record(tmp_path, monkeypatch, capsys):
+    result = Result("mine.yaml", 0, 90.0, 1, 1, 0, None, [90.0] * 6, [], [], 1.0, 1.0, tokens_by_step=[1] * 6)
+    (tmp_path / "results.jsonl").write_text(json.dumps(asdict(result)) + "\n")
+    before = RECORD.read_bytes(), FOUND.read_bytes()
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path / "results.jsonl")])
+    main()
+    assert "| `mine.yaml` | 1 | 6 | 6 |" in capsys.readouterr().out
+    assert (RECORD.read_bytes(), FOUND.read_bytes()) == before
 
 
 def test_the_tables_of_the_toy_policy_are_near_the_runs_of_the_record():
