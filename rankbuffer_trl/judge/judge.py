@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -180,8 +180,7 @@ class Judge:
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
                 elif tally.server:
-                    text = "".join(message["content"] for message in messages)
-                    look_at_count(tally.server, tokens.prompt / max(len(reply.samples), 1), text)
+                    warn_of_odd_count(tally.server, tokens.prompt / max(len(reply.samples), 1), messages)
                 tally.spent += tokens
                 if self.on_spent:
                     self.on_spent(tokens)
@@ -291,10 +290,13 @@ def warn_of_counts(server: str) -> None:
     logger.warning("the judge server %s reports token counts that cannot be true; they count as 0", server)
 
 
-def look_at_count(server: str, tokens: float, text: str) -> None:
+def warn_of_odd_count(server: str, tokens: float, messages: Sequence[Mapping[str, str]]) -> None:
     """Say once per server that a prompt can hardly have so many tokens: more than its bytes, or few."""
+    if server in ODD:
+        return
+    text = "".join(message["content"] for message in messages)
     least, most = len(text) / MAX_TOKEN_CHARACTERS, len(text.encode("utf-8", "replace")) + MAX_TEMPLATE_TOKENS
-    if server not in ODD and not least <= tokens <= most:
+    if not least <= tokens <= most:
         ODD.add(server)
         logger.warning(
             "the judge server %s counts %s tokens for a prompt of %s characters, which is hardly true: prices and"
