@@ -2,6 +2,7 @@
 
     python benchmarks/overlap.py --judge_seconds 1.3   # the model answers at once
     python benchmarks/overlap.py --median 1500 --judge_seconds 2 --judge_slots 32 --measure   # and real clients
+    python benchmarks/overlap.py --queries 5 --rollouts 64 --block 8   # lists of 8, beside lists of the whole group
 
 Name the lengths of your rollouts, the speed of your rollout server, how long your judge takes for a question and how
 many it answers at a time. `judge_throughput.py` measures a judge. The model (`overlap_model.py`) answers first.
@@ -39,13 +40,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 from unittest.mock import patch
 
 import loopback
 from aiohttp import web
-from overlap_model import Batch, Workload, latency_for, predict
+from overlap_model import Batch, Workload, generation_times, latency_for, predict, simulate_lists
 from rich.console import Console
 from rich.table import Column, Table
 from trl.generation.vllm_client import VLLMClient
@@ -360,10 +361,41 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--judge_seconds", type=float, help="seconds of a question (default: judging takes half as long as generation)"
     )
+    own = "model lists of so many rollouts, and of whole groups; judge_seconds is then that of a list of 8"
+    parser.add_argument("--block", type=int, help=own)
     parser.add_argument("--measure", action="store_true", help="also run a step with real clients: minutes")
     parser.add_argument("--scale", type=float, default=0.4, help="seconds of the servers per second of a real step")
     parser.add_argument("--turns", type=int, default=1, help="number of measured turns")
     return parser.parse_args()
+
+
+def compare_lists(workload: Workload, block: int, seconds: float | None) -> dict[str, dict[str, float]]:
+    """Return what is visible of the judge's time for lists of a block and of whole groups, as the model says.
+
+    Args:
+        workload (`Workload`):
+            Rollouts and servers.
+        block (`int`):
+            Responses of a list at most.
+        seconds (`float`, *optional*):
+            Seconds of a list of 8. Default: judging whole groups takes half as long as generation.
+    """
+
+    def visible(each: float, block: int, early: bool) -> float:
+        return fmean(simulate_lists(workload, step, each, block, early).visible for step in SIMULATED)
+
+    generation = fmean(max(generation_times(workload, step)) for step in SIMULATED)
+    each = seconds / 8 if seconds else 0.5 * generation / visible(1.0, workload.G, False)
+    found = {}
+    for size in (block, workload.G):
+        late, early = (visible(each, size, when) for when in (False, True))
+        found[f"lists of {size}"] = {
+            "generation": generation,
+            "judge": late,
+            "overlapped": early,
+            "visible": early / late,
+        }
+    return {name: {key: round(value, 3) for key, value in row.items()} for name, row in found.items()}
 
 
 class Line(NamedTuple):
@@ -418,6 +450,15 @@ def main() -> None:
         capacity=arguments.capacity,
         slots=arguments.judge_slots,
     )
+    if arguments.block:
+        found = compare_lists(workload, arguments.block, arguments.judge_seconds)
+        title = f"Two partitions of {workload.queries} groups of {workload.G} into lists, as modelled"
+        table = Table("", *(Column(each, justify="right") for each in next(iter(found.values()))), title=title)
+        for name, row in found.items():
+            table.add_row(name, *(f"{value:.2f}" for value in row.values()))
+        Console(width=max(Console().width, 110)).print(table)
+        print(json.dumps({"benchmark": "overlap", "block": arguments.block} | found))
+        return
     latency = latency_for(workload, 0.5, SIMULATED) if arguments.judge_seconds is None else arguments.judge_seconds
     lines, same = {"model": modelled(workload, latency)}, True
     if arguments.measure:

@@ -229,6 +229,40 @@ def simulate(workload: Workload, step: int, latency: float, order: str) -> Timel
     return Timeline(generated, spans)
 
 
+def simulate_lists(workload: Workload, step: int, seconds: float, block: int, early: bool = True) -> Timeline:
+    """Simulate one step of a method that ranks lists, each group in two random partitions into balanced blocks.
+
+    Args:
+        workload (`Workload`):
+            Rollouts and servers.
+        step (`int`):
+            The number of the step.
+        seconds (`float`):
+            Seconds that the judge takes for each response of a list, because most of them go into reading it.
+        block (`int`):
+            Responses of a list at most. With all of a group, a list waits for the group's last rollout.
+        early (`bool`, *optional*, defaults to `True`):
+            Whether a list is asked when its own rollouts are generated, and not when all rollouts of the step are.
+    """
+    draws, generated = draws_of(workload, step), list(generation_times(workload, step))
+    lists = []
+    for first in range(0, len(draws), workload.G):
+        for number in range(2):
+            rows = list(range(first, first + workload.G))
+            random.Random(f"{step} {first} {number}").shuffle(rows)  # before any length is known, as the method does
+            count = -(-workload.G // block)
+            for part in (rows[i::count] for i in range(count)):
+                known = max(generated) if not early else max(generated[row] for row in part)
+                if shown := sum(draws[row].tokens < workload.cap for row in part):
+                    lists.append((known, first, shown))
+    free, spans = [0.0] * workload.slots, []
+    for known, first, shown in sorted(lists):
+        begun = max(known, heapq.heappop(free))
+        heapq.heappush(free, begun + shown * seconds)
+        spans.append(Span("list", first, known, begun, begun + shown * seconds))
+    return Timeline(generated, spans)
+
+
 def latency_for(workload: Workload, ratio: float, steps: Iterable[int]) -> float:
     """Return the seconds of a question with which serial judging takes `ratio` times as long as generation."""
     timelines = [simulate(workload, step, 1.0, "serial") for step in steps]

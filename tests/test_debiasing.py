@@ -18,6 +18,7 @@ from helpers.judges import Embedded, SilentJudge
 from helpers.sampled import copy_checkpoints, same, train
 from helpers.scripted import config
 
+from rankbuffer_trl import debiasing as debiasing_module
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN
 from rankbuffer_trl.debiasing import Correction, Debiasing, corrected
 from rankbuffer_trl.errors import SettingsError
@@ -27,7 +28,6 @@ from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.buffer_store import STORE_FILE
 from rankbuffer_trl.store.history import ReadRow
-from rankbuffer_trl import debiasing as debiasing_module
 from rankbuffer_trl.training.state import differences
 
 ALL = (*TABLES, "reads")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.overlap_model import Batch, Draw, Workload, simulate
+from benchmarks.overlap_model import Batch, Draw, Workload, simulate, simulate_lists
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,19 @@ def test_simulate_two_groups_of_two_and_one_slot(order, last):
     line = simulate(workload, 0, latency=2.0, order=order)
     assert line.generated == [1.0, 3.0, 2.0, 6.0]
     assert (line.generation, line.visible) == (6.0, last - 6.0)
+
+
+@pytest.mark.parametrize(
+    ("block", "early", "visible"),
+    [
+        (2, False, 8.0),  # four lists of two, of two seconds each, one after the other from 6 on
+        (2, True, 5.0),  # those of the first group from 3 to 7, of the second one from 7 to 11
+        (1, True, 3.0),  # the lists of the longest rollout wait from 6 to 7 for those that came before
+    ],
+)
+def test_lists_are_asked_when_their_own_rollouts_are_generated(block, early, visible):
+    workload = known((1, 0), (3, 0), (2, 0), (6, 0), G=2, slots=1)
+    assert simulate_lists(workload, 0, 1.0, block, early).visible == visible
 
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
