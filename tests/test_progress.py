@@ -238,19 +238,21 @@ def test_cut_makes_windows_of_whole_steps(items, least):
 
 def test_newest_window_logs_each_full_window_of_the_page(scorer):
     made = scorer(scripted_judge(by_number))
-    random, logged, window = Random(5), {}, OpenWindow()
+    random, logged, window, epoch = Random(5), {}, OpenWindow(), OpenWindow()
     for step in range(12):
         texts = {f"q{(3 * step + i) % 18}": [str(random.randint(1, 40)) for _ in range(4)] for i in range(3)}
         made.score([group(numbers(id), " ".join(each), step, step // 6) for id, each in texts.items()], step)
         found = newest_window(made.store, window, least=9)
         assert found == newest_window(made.store, OpenWindow(), least=9), "after a resume, too"
+        whole = newest_window(made.store, epoch, least=100)
+        assert (whole is None) == (step < 11) and whole == newest_window(made.store, OpenWindow(), least=100)
         if found is not None:
             logged[step] = found
     assert list(logged) == [8, 11]
     found = visits_by_query(made.store)
     assert logged == by_window(found, least=9)
     assert list(by_window(found, least=12)) == [11], "what is left of an epoch joins the window before it"
-    assert by_window(found, least=100) == {11: since_last_visit(found)[1]}, "a window of a small epoch stays short"
+    assert by_window(found, least=100) == {11: whole} == {11: since_last_visit(found)[1]}, "one for a small epoch"
 
 
 def test_above_initial_is_the_share_over_the_same_queries(scorer):

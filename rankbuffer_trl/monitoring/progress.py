@@ -32,7 +32,7 @@ from ..store.places import DUEL_FILE, report_folder
 
 T = TypeVar("T")
 LEAST_QUERIES = 10  # on each side, whose rollouts are not all above or all below the shared anchors
-WINDOW = 100  # queries of a window of steps, at least
+WINDOW = 100  # queries of a window of steps, at least; a smaller data set has one window an epoch
 FLOOR = 0.015  # half of the narrowest interval: the model has an error of about 0.01, however many queries there are
 Z = 1.96  # 95 %
 
@@ -225,6 +225,8 @@ class OpenWindow:
     step: int = -1
     epoch: int = 0
     query_ids: list[str] = field(default_factory=list)
+    visits: int = 0  # of this epoch so far
+    visits_before: int = 0  # of the epoch before
 
 
 def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> Comparison | None:
@@ -236,17 +238,25 @@ def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> C
         window (`OpenWindow`):
             What was read before, which this function brings up to date.
         least (`int`, *optional*, defaults to 100):
-            Number of queries in a window, at least.
+            Number of queries in a window, at least. If an epoch has fewer, a window is an epoch.
 
     Returns:
         `Comparison`, *optional*: `None` inside a window, and in the first epoch.
     """
     for step, epoch, query_id in history.visited_after(store, window.step):
-        if epoch != window.epoch or (step != window.step and len(window.query_ids) >= least):
+        if epoch != window.epoch:
+            window.query_ids, window.visits, window.visits_before = [], 0, window.visits
+        elif step != window.step and len(window.query_ids) >= min(least, window.visits_before):
             window.query_ids = []
         window.step, window.epoch = step, epoch
         window.query_ids.append(query_id)
-    if window.epoch == 0 or len(window.query_ids) < least or history.has_calls(store, "order_only", window.step):
+        window.visits += 1
+    # A data set smaller than a window has it at the end of each epoch, which has as many visits as the one before.
+    if (
+        window.epoch == 0
+        or len(window.query_ids) < min(least, window.visits_before)
+        or history.has_calls(store, "order_only", window.step)
+    ):
         return None
     newest = [placements(store, query_id)[query_id][-2:] for query_id in window.query_ids]
     pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
