@@ -144,7 +144,10 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     assert not [name for name in files if name.endswith(".tmp")]
     assert page.read_text().count('<section class="run" data-run="') == 2
     store = BufferStore(run.path)
-    for name, table in (("reward", tables.reward_table(store)), ("composition", tables.composition_table(store))):
+    for name, table in (
+        ("reward", tables.step_tables(store).rewards),
+        ("composition", tables.composition_table(store)),
+    ):
         with open(tmp_path / "out" / "charts" / "run-0" / f"{name}.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         assert rows == [{key: "" if v is None else str(v) for key, v in row.items()} for row in table]
@@ -194,7 +197,7 @@ def test_charts_beyond_their_limit_draw_means_of_all_rows_and_keep_their_sums(st
             drawn = [len(line.get_xdata()) for line in axes.lines] + [len(bars) for bars in axes.containers]
             areas = [path for area in axes.collections for path in area.get_paths()[:1]]
             assert max(drawn, default=0) <= 3 and all(len(path) < 30 for path in areas)
-    rewards = tables.reward_table(store)
+    rewards = tables.step_tables(store).rewards
     means = [pytest.approx(fmean(row["spread"] for row in rewards[i : i + 3])) for i in (0, 3, 6)]
     assert column(rewards, "spread") == means and column([{"x": None}] * 3 + [{"x": 5}] * 3, "x")[1:] == [5] * 2
 

@@ -33,7 +33,7 @@ def test_the_runs_under_test_have_everything_to_count(run):
 
 
 def test_reward_table_is_by_step(run, store):
-    for row, (step, visits) in zip(tables.reward_table(store), run.steps.items(), strict=True):
+    for row, (step, visits) in zip(tables.step_tables(store).rewards, run.steps.items(), strict=True):
         rewards = [list(score.rewards) for _, score in visits]
         flat = [reward for group in rewards for reward in group]
         known = [[r for r in group if r is not None] for group in rewards]
@@ -106,7 +106,7 @@ def test_composition_table_has_sources_along_the_quality_scale(run, store):
 
 
 def test_insertion_table_and_occupancy_table_count_positions(run, store):
-    insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
+    insertions, occupied = tables.step_tables(store)[1:3]
     for place, intervals, visits in zip(insertions, occupied, run.steps.values(), strict=True):
         positions = [(p, len(score.before)) for _, score in visits for p in score.positions.values()]
         shares = [list(score.positions.values()) for _, score in visits]
@@ -122,7 +122,7 @@ def test_insertion_table_and_occupancy_table_count_positions(run, store):
 
 
 def test_maintenance_table_counts_anchors_added_and_pruned(run, store):
-    for row in tables.maintenance_table(store):
+    for row in tables.step_tables(store).maintenance:
         visits = [score for group, score in run.visits if group.epoch == row["epoch"]]
         ids = [({a.id: a.source for a in s.before.anchors}, {a.id: a.source for a in s.after.anchors}) for s in visits]
         added = Counter(source for old, new in ids for id, source in new.items() if id not in old)

@@ -459,17 +459,17 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
     if len({row["epoch"] for row in reach}) > 1:
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
         charts.append(reach_chart(reach, best))
-    rewards = run.rewards
+    rewards = run.tables.rewards
     means = [row["mean"] for row in rewards if row["mean"] is not None]
     flat = len(means) < 2 or stdev(means) < FLAT
     if not flat:
         charts.append(reward_chart(rewards))
     if growth := run.growth:
-        compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
+        compositions, changes = tables.composition_table(store), run.tables.maintenance
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
-    insertions = tables.insertion_table(store)
+    insertions = run.tables.insertions
     if any(row["placed"] for row in insertions):
-        charts += [insertion_chart(insertions), occupancy_chart(tables.occupancy_table(store))]
+        charts += [insertion_chart(insertions), occupancy_chart(run.tables.occupancy)]
     if judge := tables.judge_table(store, log):
         charts += judge_charts(judge)
         if any(row["attempts"] > row["calls"] for row in judge):

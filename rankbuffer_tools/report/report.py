@@ -249,7 +249,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
     `rankbuffer-compare` has asked for duels.
     """
-    totals, rewards = history.totals(run.store), run.rewards
+    totals, rewards = history.totals(run.store), run.tables.rewards
     rollouts = sum(row["rollouts"] for row in rewards)
     found = run.visits
     headlines = risen(run, rewards, quality) if quality else {}
@@ -282,7 +282,7 @@ def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> 
     words = [row["words"] for chart in charts if chart.name == "probes" for row in chart.table if row.get("words")]
     return {
         "method": facts_of(run, 0)["method"].partition(" (")[0],
-        "steps": f"{len(run.rewards):,}",
+        "steps": f"{len(run.tables.rewards):,}",
         "judge tokens": format_number(history.totals(run.store).tokens),
         "price": spent[0] if spent else "-",
         "words an answer": f"{words[0]:,.0f} to {words[-1]:,.0f}" if words else "-",
@@ -307,7 +307,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
     """Return what the table of a run says, by label: what was trained, by what, and how far."""
-    rewards, totals, growth = run.rewards, history.totals(run.store), run.growth
+    rewards, totals, growth = run.tables.rewards, history.totals(run.store), run.growth
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
     known, config = run.manifest, run.manifest.get("config", {})

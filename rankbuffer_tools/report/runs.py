@@ -17,7 +17,7 @@ from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import LIVE_STORE, BufferStore, StoreError, copy_live, read_store
 from rankbuffer_trl.store.history import has_calls
 
-from .tables import Row, reward_table
+from .tables import Row, StepTables, step_tables
 
 GENERIC = re.compile(r"train|run|out|output|checkpoint-\d+")
 
@@ -83,9 +83,9 @@ class Run:
 
     # What several parts of a page need is read once.
     @cached_property
-    def rewards(self) -> list[Row]:
-        """Its rewards by step."""
-        return reward_table(self.store)
+    def tables(self) -> StepTables:
+        """The tables of its steps."""
+        return step_tables(self.store)
 
     @cached_property
     def growth(self) -> list[Row]:

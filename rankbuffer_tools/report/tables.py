@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import Rubric
@@ -23,44 +23,82 @@ POLICY = re.compile(r"(eval_)?rewards/(?!rank_reward/).+/mean|completions/mean_l
 EPSILON = 1e-4  # TRL adds the same number to the denominator of the advantage
 
 
-def reward_table(store: BufferStore) -> list[Row]:
-    """Return, by step, how far the rewards of a group lie apart, and which rollouts have none.
+class StepTables(NamedTuple):
+    """The tables that all groups of a run feed: by step, and the last one by epoch."""
+
+    rewards: list[Row]
+    insertions: list[Row]
+    occupancy: list[Row]
+    maintenance: list[Row]
+
+
+def step_tables(store: BufferStore) -> StepTables:
+    """Make four tables in one pass over the groups, since reading these takes most of the time of a long run's page.
+
+    * `rewards`, see [`reward_row`].
+    * `insertions`: the number of placed rollouts, and the share of each insertion bin; `None` without any.
+    * `occupancy`: how the rollouts of a group share the intervals of its buffer, see [`occupancy_row`].
+    * `maintenance`: by epoch, the anchors that were added and pruned, in all and by source.
+    """
+    found, answered = StepTables([], [], [], []), history.answers_by_step(store)
+    changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
+    for step in history.steps(store):
+        groups = history.groups(store, step=step)  # no other step is in memory
+        head = {"step": step, "epoch": groups[0].epoch}
+        found.rewards.append(head | reward_row([group.rewards for group in groups], answered.get(step, 0)))
+        bins = Counter(insertion_bin(p, group.k) for group in groups for p in group.positions.values())
+        placed = bins.total()
+        shares = {name: bins[name] / placed if placed else None for name in INSERTION_BINS}
+        found.insertions.append(head | {"placed": placed, **shares})
+        found.occupancy.append(head | occupancy_row(groups))
+        added, pruned = changes[groups[0].epoch]
+        for group in groups:
+            added.update(source for _, source in group.added)
+            pruned.update(source for _, source in group.pruned)
+    for epoch, (added, pruned) in sorted(changes.items()):
+        sources = {f"added_{source}": added[source] for source in SOURCES}
+        sources |= {f"pruned_{source}": pruned[source] for source in SOURCES}
+        found.maintenance.append({"epoch": epoch, "added": added.total(), "pruned": pruned.total(), **sources})
+    return found
+
+
+def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> Row:
+    """Return how far the rewards of a group lie apart, and which rollouts have none.
 
     `mean` is the mean of all rewards. `spread` is the standard deviation within a group (ddof 1), averaged over the
     groups that have two rewards or more. `levels` is the mean number of different rewards in a group. `tied`,
     `unscored` and `empty` are the shares of the rollouts that share their reward, have no reward, have no answer.
     """
-    answered = history.answers_by_step(store)
-    table = []
-    for step, epoch, groups in _steps(store):
-        rewards = [group.rewards for group in groups]
-        known = [_known(group) for group in rewards]
-        n = sum(map(len, rewards))
-        counts = [Counter(group) for group in known]
-        tied = sum(count for group in counts for count in group.values() if count > 1)
-        spreads = [stdev(group) for group in known if len(group) > 1]
-        table.append(
-            {
-                "step": step,
-                "epoch": epoch,
-                "groups": len(rewards),
-                "rollouts": n,
-                "mean": fmean(chain.from_iterable(known)) if any(known) else None,
-                "spread": fmean(spreads) if spreads else None,
-                "levels": fmean(map(len, counts)),
-                "tied": tied / n,
-                "unscored": (n - sum(map(len, known))) / n,
-                "empty": (n - answered.get(step, 0)) / n,
-            }
-        )
-    return table
+    known = [_known(group) for group in rewards]
+    n = sum(map(len, rewards))
+    counts = [Counter(group) for group in known]
+    tied = sum(count for group in counts for count in group.values() if count > 1)
+    spreads = [stdev(group) for group in known if len(group) > 1]
+    return {
+        "groups": len(rewards),
+        "rollouts": n,
+        "mean": fmean(chain.from_iterable(known)) if any(known) else None,
+        "spread": fmean(spreads) if spreads else None,
+        "levels": fmean(map(len, counts)),
+        "tied": tied / n,
+        "unscored": (n - sum(map(len, known))) / n,
+        "empty": (n - answered) / n,
+    }
 
 
-def _steps(store: BufferStore) -> Iterator[tuple[int, int, list[GroupRow]]]:
-    """Yield step, epoch and groups of each step. No other step is in memory."""
-    for step in history.steps(store):
-        groups = history.groups(store, step=step)
-        yield step, groups[0].epoch, groups
+def occupancy_row(groups: Sequence[GroupRow]) -> Row:
+    """Return means over the groups that were placed.
+
+    `intervals` is `K + 1`. `occupied` is the number of intervals that hold a rollout. `alone` is the share of placed
+    rollouts that are alone in their interval and need no fine ranking.
+    """
+    placed = [(group.k, Counter(group.positions.values())) for group in groups if group.positions]
+    rollouts = sum(counts.total() for _, counts in placed)
+    return {
+        "intervals": fmean(k + 1 for k, _ in placed) if placed else None,
+        "occupied": fmean(len(counts) for _, counts in placed) if placed else None,
+        "alone": sum(n == 1 for _, counts in placed for n in counts.values()) / rollouts if placed else None,
+    }
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -149,58 +187,6 @@ def composition_table(store: BufferStore) -> list[Row]:
 def scale_bin(rank: int, K: int) -> int:
     """Return the bin of the anchor of rank 0..K-1. Integers keep an anchor on a border in its bin."""
     return min(BINS * rank // (K - 1), BINS - 1)
-
-
-def insertion_table(store: BufferStore) -> list[Row]:
-    """Return, by step, the number of placed rollouts and the share of each insertion bin; `None` without any."""
-    table = []
-    for step, epoch, groups in _steps(store):
-        bins = Counter(insertion_bin(p, group.k) for group in groups for p in group.positions.values())
-        placed = bins.total()
-        shares = {name: bins[name] / placed if placed else None for name in INSERTION_BINS}
-        table.append({"step": step, "epoch": epoch, "placed": placed, **shares})
-    return table
-
-
-def occupancy_table(store: BufferStore) -> list[Row]:
-    """Return, by step, how the rollouts of a group share the intervals of its buffer.
-
-    `intervals` is `K + 1`. `occupied` is the number of intervals that hold a rollout. `alone` is the share of placed
-    rollouts that are alone in their interval and need no fine ranking. All are means over the placed groups.
-    """
-    table = []
-    for step, epoch, groups in _steps(store):
-        placed = [(group.k, Counter(group.positions.values())) for group in groups if group.positions]
-        rollouts = sum(counts.total() for _, counts in placed)
-        table.append(
-            {
-                "step": step,
-                "epoch": epoch,
-                "intervals": fmean(k + 1 for k, _ in placed) if placed else None,
-                "occupied": fmean(len(counts) for _, counts in placed) if placed else None,
-                "alone": sum(n == 1 for _, counts in placed for n in counts.values()) / rollouts if placed else None,
-            }
-        )
-    return table
-
-
-def maintenance_table(store: BufferStore) -> list[Row]:
-    """Return, by epoch, the anchors that were added and pruned, in all and by source."""
-    changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
-    for group in chain.from_iterable(groups for _, _, groups in _steps(store)):
-        added, pruned = changes[group.epoch]
-        added.update(source for _, source in group.added)
-        pruned.update(source for _, source in group.pruned)
-    return [
-        {
-            "epoch": epoch,
-            "added": added.total(),
-            "pruned": pruned.total(),
-            **{f"added_{source}": added[source] for source in SOURCES},
-            **{f"pruned_{source}": pruned[source] for source in SOURCES},
-        }
-        for epoch, (added, pruned) in sorted(changes.items())
-    ]
 
 
 def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[float | None]]]:

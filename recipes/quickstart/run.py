@@ -24,7 +24,7 @@ from transformers.utils import logging
 from rankbuffer_tools.report.chart import save
 from rankbuffer_tools.report.charts import curve_chart, growth_chart
 from rankbuffer_tools.report.report import write_report
-from rankbuffer_tools.report.tables import Row, quality_table, reward_table
+from rankbuffer_tools.report.tables import Row, quality_table, step_tables
 from rankbuffer_tools.train.command import build_trainer, make_plan
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
@@ -152,7 +152,7 @@ def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
 def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
     epochs, costs = buffer_size_table(store), history.totals_by(store, "epoch")
-    epoch_of = {row["step"]: row["epoch"] for row in reward_table(store)}
+    epoch_of = {row["step"]: row["epoch"] for row in step_tables(store).rewards}
     sources = [source for source in SOURCES if any(row[source] for row in epochs)]
     columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]
     table = Table(title="Rubric score of the rollouts, anchors per query by source, cost of the judge")
