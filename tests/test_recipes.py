@@ -176,5 +176,9 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     assert judge.keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     store = measured("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     assert store["ratio"] > 0 and store["checkpoint_ratio"] > 0 and "memory_mb" in store
+    page = measured("benchmarks/report_size.py", "--steps", 1, 2, "--queries", 20, "--response_bytes", 50)
+    assert page["memory_ratio"] > 0 and page["steps"] == [1, 2]
+    lists = measured("benchmarks/overlap.py", "--queries", 2, "--rollouts", 16, "--block", 8)
+    assert lists["lists of 8"]["visible"] < lists["lists of 16"]["visible"]
     overlap = measured("benchmarks/overlap.py", "--queries", 2, "--scale", 0.02, "--measure")
     assert overlap["same"] is True and overlap["model"].keys() == overlap["measured"].keys()

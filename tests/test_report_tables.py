@@ -202,3 +202,6 @@ def test_advantage_lanes_are_the_bins_of_the_chart():
     assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
     assert advantage_lanes({"a": {0: [[None]]}})["reach"] == 2.5, "no rollout has a reward"
     assert advantage_lanes({"a": {0: GROUPS}})["reach"] == 2.5 and not data["left_out"]
+    for steps, constant in (({0: GROUPS, 1: GROUPS}, True), ({0: GROUPS, 1: [[1.0]]}, False), ({0: GROUPS}, False)):
+        assert advantage_lanes({"a": steps})["constant"] is constant
+    assert advantage_lanes({"a": {0: GROUPS, 1: GROUPS}, "b": {0: GROUPS, 1: [[1.0]]}})["constant"] is False

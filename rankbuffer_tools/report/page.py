@@ -113,7 +113,7 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
     names = [one.name for one in sections]
     overview = runs_html(sections) if len(names) > 1 else ""
-    compared = overview + comparison_html(comparison, step, advantages["reach"], len(names), advantages["left_out"])
+    compared = overview + comparison_html(comparison, step, advantages, len(names))
     runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
         title=escape(names[0] if len(names) == 1 else f"{len(names)} runs"),
@@ -164,12 +164,13 @@ def runs_html(sections: Sequence[RunSection]) -> str:
     )
 
 
-def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int, left_out: int) -> str:
-    """Return the charts over all runs, and advantages at a step that the reader chooses."""
-    last = f" Steps before the last {POINTS} are left out." if left_out else ""
+def comparison_html(charts: Sequence[Chart], step: int, advantages: dict, runs: int) -> str:
+    """Return the charts over all runs, and advantages at a step that the reader chooses, if they ever move."""
+    last = f" Steps before the last {POINTS} are left out." if advantages["left_out"] else ""
+    reach, hidden = advantages["reach"], " hidden" if advantages["constant"] else ""
     title = "The runs side by side" if runs > 1 else "What the policy gets"
     lanes = (
-        '<figure><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
+        f'<figure{hidden}><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
         f'<input id="advantage-step" type="range" min="0" max="0" value="0" data-step="{step}">'
         '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
         f'<div class="axis"><span>&minus;{reach:g}</span><span>0</span><span>+{reach:g}</span></div>'

@@ -167,6 +167,8 @@ def advantage_lanes(signals: dict[str, Advantages], left_out: bool = False) -> d
     ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
     return {
         "reach": max([REACH, *ends]),
+        # Ranks without ties give every step the same advantages, and a picture that never moves says nothing.
+        "constant": all(len(steps) > 1 == len({repr(one["bins"]) for one in steps.values()}) for steps in lanes),
         "left_out": left_out,
         "runs": [
             {"name": name, "colour": run_colour(number), "steps": steps}
