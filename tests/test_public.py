@@ -27,7 +27,6 @@ def test_only_public_modules_are_imported_from_outside():
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))
 def test_each_exported_function_and_class_has_a_docstring(module):
-    found = import_module(module)
-    for name in getattr(found, "__all__", ()):
-        value = getattr(found, name)
-        assert not callable(value) or value.__doc__, f"{module}.{name}"
+    for name, value in vars(import_module(module)).items():
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("rankbuffer_trl"):
+            assert not callable(value) or value.__doc__, f"{module}.{name}"

@@ -22,27 +22,3 @@ from .queries import (
     text_faults,
     warn_of_columns,
 )
-
-__all__ = [
-    "CHECK_HINT",
-    "FILE_BUILDERS",
-    "GENERIC_RUBRICS",
-    "DataError",
-    "MissingFileError",
-    "QueryTable",
-    "check_columns",
-    "check_prompts",
-    "checked_rows",
-    "generic_row",
-    "iterate",
-    "load_queries",
-    "normal_row",
-    "prompt_id",
-    "render_messages",
-    "response_faults",
-    "row_faults",
-    "select",
-    "text_fault",
-    "text_faults",
-    "warn_of_columns",
-]

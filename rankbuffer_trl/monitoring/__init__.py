@@ -3,17 +3,3 @@
 from .buffer_sizes import buffer_size_table, epoch_ends
 from .card_template import Markdown, code, escaped, fill_card
 from .probes import PROBE_NAMES, probe, sign, summary, tau_b
-
-__all__ = [
-    "PROBE_NAMES",
-    "Markdown",
-    "buffer_size_table",
-    "code",
-    "epoch_ends",
-    "escaped",
-    "fill_card",
-    "probe",
-    "sign",
-    "summary",
-    "tau_b",
-]

@@ -12,29 +12,3 @@ from .pointwise import Pointwise
 from .prefetch import SilentJudge, first_questions
 from .presentation import shuffle
 from .rankbuffer import RankBuffer
-
-__all__ = [
-    "RATING_MAX",
-    "RERANK",
-    "GroupScore",
-    "Listwise",
-    "PairsSoft",
-    "Pointwise",
-    "RankBuffer",
-    "RankBufferSoft",
-    "RatingsSoft",
-    "RewardMethod",
-    "SilentJudge",
-    "balanced",
-    "check_format",
-    "find_method",
-    "first_questions",
-    "load_method",
-    "mean_ranks",
-    "method_names",
-    "normalise",
-    "pass_questions",
-    "read_answer",
-    "score_by_reward",
-    "shuffle",
-]

@@ -3,15 +3,3 @@
 from .buffer_store import STORE_FILE, BufferStore
 from .database import StoreError
 from .places import DUEL_FILE, FOLDER, LIVE_STORE, copy_live, read_store, report_folder
-
-__all__ = [
-    "DUEL_FILE",
-    "FOLDER",
-    "LIVE_STORE",
-    "STORE_FILE",
-    "BufferStore",
-    "StoreError",
-    "copy_live",
-    "read_store",
-    "report_folder",
-]

@@ -15,32 +15,3 @@ from .rollouts import RolloutError, SeparateRollouts
 from .scorer import GroupScorer, StepScore
 from .state import differences, identity
 from .trainer import NO_POLICY, RankBufferTrainer
-
-__all__ = [
-    "NO_POLICY",
-    "PENDING",
-    "WORD_IS",
-    "Batches",
-    "Debiasing",
-    "GroupScorer",
-    "MainProcessError",
-    "RankBufferConfig",
-    "RankBufferTrainer",
-    "RolloutError",
-    "RunPlan",
-    "SeparateRollouts",
-    "StepScore",
-    "check_budget",
-    "check_not_uploaded",
-    "check_trusted",
-    "check_unchanged",
-    "differences",
-    "export_buffers",
-    "hash_file",
-    "identity",
-    "non_fatal",
-    "on_main_process",
-    "require_questions",
-    "spent_before",
-    "stand_in",
-]
