@@ -142,7 +142,7 @@ CLAIMS = (
         )
         for name, row, numbers in (
             ("RankBuffer", "RankBuffer", (9.34, 24170, 0.784)),
-            ("two lists", "List, 2 looks", (2.00, 7263, 0.835)),
+            ("two lists", "List, 2 passes", (2.00, 7263, 0.835)),
             ("all pairs (RRC-SCR)", "RRC-SCR", (26.97, 33157, 0.844)),
         )
     ),

@@ -44,7 +44,7 @@ IN_REPLAY = {
     **{"rankbuffer_bootstrap": "RankBuffer-Bootstrap", "rankbuffer_bootstrap_static": "RankBuffer-Bootstrap*"},
     **{f"rankbuffer_k0_{k}": f"RankBuffer, K0={k}" for k in (2, 7)},
     **{f"rankbuffer_bootstrap_k0_{k}": f"RankBuffer-Bootstrap, K0={k}" for k in (2, 7)},
-    **{"listwise_one": "List", "listwise_two": "List, 2 looks", "listwise": "List, 2 + 2"},
+    **{"listwise_one": "List", "listwise_two": "List, 2 passes", "listwise": "List, 2 + 2"},
     "listwise_blocks": "Lists of 8, 2 times",
     **{"ruler": "RULER", "ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs, rank"},
     **{"rankbuffer_soft": "RankBuffer, soft"},

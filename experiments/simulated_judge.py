@@ -177,9 +177,9 @@ class JudgeErrors:
     labels: float = 0.0
 
     def settled(self, within: float) -> "JudgeErrors":
-        """Return the same judge as seen from its settled opinion: what it would say on average over presentations.
+        """Return the same judge as seen from its mean preference: what it would say on average over presentations.
 
-        Settled opinion is quality plus lasting error. It takes the place of quality: its standard deviation within a
+        Mean preference is quality plus lasting error. It takes the place of quality: its standard deviation within a
         group counts as `within`, and no error lasts. Verdicts on pairs of rollouts have the same distribution.
 
         Args:

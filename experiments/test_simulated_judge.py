@@ -175,7 +175,7 @@ def test_settled_judges_give_the_same_verdicts(world):
     assert settled.lasting == 0
     found, seen = in_both_orders(errors), in_both_orders(settled)
     assert [seen["first"], seen["consistent"]] == pytest.approx([found["first"], found["consistent"]], abs=0.025)
-    assert seen["accuracy"] > found["accuracy"] + 0.05, "what lasts is no error against the settled opinion"
+    assert seen["accuracy"] > found["accuracy"] + 0.05, "what lasts is no error against the mean preference"
 
 
 def test_settled_changes_only_what_lasts():

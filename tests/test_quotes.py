@@ -19,7 +19,7 @@ NAMES |= {
     name: name for name in ("GDPO", "Tournament-GRPO", "RRC-AGR", "RRC-SCR", "ArenaRL", "RankBuffer", "Coarse-only")
 }
 WORLDS = "careful", "biased", "blunt"
-LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two passes (ours)": "List, 2 looks"}
+LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two passes (ours)": "List, 2 passes"}
 WON = (
     *("`ratings_soft`", "`ratings_soft`, another seed", "`pairs_soft`, one order", "`pointwise`"),
     *("`rankbuffer`, bootstrap", "`rankbuffer_soft`, references", "`rankbuffer_soft`, bootstrap"),

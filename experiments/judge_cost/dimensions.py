@@ -19,7 +19,7 @@ from experiments.judge_cost.replay import Replay, run_all
 from experiments.simulated_judge import JudgeErrors, World
 
 RECORD = Path(__file__).with_suffix(".json")
-LABELS = ("GRPO", "GDPO", "RRC-SCR", "RankBuffer", "List, 2 looks", "List, 2 + 2")
+LABELS = ("GRPO", "GDPO", "RRC-SCR", "RankBuffer", "List, 2 passes", "List, 2 + 2")
 QUERIES, SEEDS = 200, 3
 USUAL = "usual"  # spread 0.25, groups of 8, four epochs, noise 0.09
 MIXED = JudgeErrors(noise=0.19, lasting=0.5, bias=0.1, labels=0.1, crowd=1.4)

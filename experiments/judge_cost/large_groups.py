@@ -22,8 +22,8 @@ RECORD = Path(__file__).with_suffix(".json")
 SIZES, CROWDS = (8, 16, 32, 64), (1.0, 1.4, 2.0)
 JUDGES = {"noise 0.03": (0.03, 0.0), "noise 0.09": (0.09, 0.0), "noise 0.3": (0.3, 0.0), "lasting 0.5": (0.09, 0.5)}
 ROLLOUTS = 1600  # in each epoch, of all queries
-LABELS = ("GRPO", "GDPO", "RankBuffer", "RankBuffer*", "List, 2 looks", *BLOCKS)
-GROWING = ("RankBuffer", "RankBuffer, 8 anchors", "RankBuffer*", "List, 2 looks")
+LABELS = ("GRPO", "GDPO", "RankBuffer", "RankBuffer*", "List, 2 passes", *BLOCKS)
+GROWING = ("RankBuffer", "RankBuffer, 8 anchors", "RankBuffer*", "List, 2 passes")
 EPOCHS, QUERIES, SHOWN_VISITS = 20, 40, (1, 4, 10, 20)
 COUNTED = ("calls", "ktokens", "computed")
 

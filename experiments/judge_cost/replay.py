@@ -50,9 +50,9 @@ PAPER = {
 }
 OURS = {
     "List": Row("listwise", {"passes": 1, "rerank_disputed": False}),
-    "List, 2 looks": Row("listwise", {"passes": 2, "rerank_disputed": False}),
+    "List, 2 passes": Row("listwise", {"passes": 2, "rerank_disputed": False}),
     "List, 2 + 2": Row("listwise", {"passes": 2, "rerank_disputed": True}),
-    "List, 4 looks": Row("listwise", {"passes": 4, "rerank_disputed": False}),
+    "List, 4 passes": Row("listwise", {"passes": 4, "rerank_disputed": False}),
 }
 BLOCKS = {  # of groups that are larger than a prompt
     f"Lists of {block}, {n} times": Row("listwise", {"passes": n, "rerank_disputed": False, "block": block})

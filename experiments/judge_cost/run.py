@@ -111,7 +111,7 @@ DOUBTED = (
     "RankBuffer, soft",
     *list(OURS)[:3],
 )
-BESIDE, ACUITIES = ("GRPO", "RRC-SCR", "RankBuffer", "List, 2 looks"), (0.03, JudgeErrors.noise, 0.3)
+BESIDE, ACUITIES = ("GRPO", "RRC-SCR", "RankBuffer", "List, 2 passes"), (0.03, JudgeErrors.noise, 0.3)
 SEEDS = 4  # of the comparison of words and probabilities
 WIDTH = 160
 
@@ -121,7 +121,7 @@ Replayed = Callable[[Mapping[Key, Replay]], dict[Key, Counts]]
 
 def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
     """Return how our methods compare with RRC-SCR and RankBuffer at the worst of the acuities."""
-    disputed, two = ("List, 2 + 2", "RRC-SCR"), ("List, 2 looks", "RankBuffer")
+    disputed, two = ("List, 2 + 2", "RRC-SCR"), ("List, 2 passes", "RankBuffer")
     return {
         " / ".join(disputed): {
             "tau": round(min(tau_ratio(sharp, noise, *disputed) for noise in NOISES), 4),
@@ -157,7 +157,7 @@ def compare_paper(world: World, queries: int, few: int, run: Replayed) -> tuple[
     lengths = {tokens: replace(world, tokens=(*world.tokens[:3], tokens)) for tokens in LENGTHS}
     long = ((label, tokens) for tokens in LENGTHS for label in COMPARED)
     by_length = run({each: Replay(each[0], lengths[each[1]], min(few, LENGTH_QUERIES), count=True) for each in long})
-    by_spread = grid(("RRC-SCR", "RankBuffer", "List, 2 looks"), SPREAD_NOISES, replace(world, spread=SPREAD))
+    by_spread = grid(("RRC-SCR", "RankBuffer", "List, 2 passes"), SPREAD_NOISES, replace(world, spread=SPREAD))
     by_setting = {
         name: grid(COMPARED, NOISES if name in WHOLE else NOISES[::2], **setting) for name, setting in SETTINGS.items()
     }
@@ -200,7 +200,7 @@ def compare_worlds(world: World, queries: int, run: Replayed) -> tuple[list[Tabl
     true = {name: grid(errors) for name, errors in WORLDS.items()}
     cells = {(label, name): each for name, found in settled.items() for (label, _), each in found.items()}
     tables = [
-        errors_table(settled, "Tau with the judge's settled opinion"),
+        errors_table(settled, "Tau with the judge's mean preference"),
         errors_table(true, "Tau with true quality, if as much of the error lasts as labels allow"),
         share_table(cells, "world"),
         tied_table(cells),

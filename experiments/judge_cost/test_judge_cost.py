@@ -74,7 +74,7 @@ def test_the_tables_of_larger_groups_are_those_of_their_record_which_a_replay_gi
     [
         ("RankBuffer", "independent", 0.3),
         ("List", "bias 0.25", 0.15),
-        ("List, 4 looks", "bias 0.25, edges", 0.3),
+        ("List, 4 passes", "bias 0.25, edges", 0.3),
         ("List, 2 + 2", "biased, crowd 1.4", 0.0),
         ("RRC-SCR", "careful, crowd 1", 0.0),
     ],
@@ -121,6 +121,6 @@ def test_outcome_has_the_cosines_of_the_advantages(groups, seed):
 def test_a_recipe_of_ones_own_is_replayed_by_its_path(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("method: listwise\nmethod_args: {passes: 2, rerank_disputed: false}\njudge_samples: 3\n")
-    assert row_of(str(mine)) == replace(ROWS["List, 2 looks"], samples=3)
+    assert row_of(str(mine)) == replace(ROWS["List, 2 passes"], samples=3)
     with pytest.raises(SettingsError, match="no recipe 'nowhere"):
         row_of("nowhere.yaml")

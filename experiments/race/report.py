@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from experiments.toy_policy.fooled import STEPS
 from experiments.toy_policy.report import BEYOND
+from experiments.toy_policy.reward_hacking import STEPS
 from experiments.toy_policy.run import ALL, read_results
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.real_policy.opinion import OPINION
+from experiments.real_policy.real_judge import SCORES
 from experiments.real_policy.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from experiments.toy_policy.report import Comparison, Interval, compare
 from rankbuffer_trl.data import load_queries
@@ -48,7 +48,7 @@ CLAIMS = {  # each difference is above 0 if its claim is true; the last one is a
     "two lists are above RankBuffer": ("listwise_two", "rankbuffer", 1.0),
 }
 Texts = Mapping[str, Sequence[str]]
-Opinion = Mapping[str, Mapping[str, float]]
+Scores = Mapping[str, Mapping[str, float]]
 """The real judge's mean score of each prompt's answers, by run."""
 
 
@@ -133,14 +133,14 @@ def by_epoch(found: Iterable[Outcome], name: str) -> list[float]:
     return [fmean(each) for each in zip(*(getattr(run, name) for run in found), strict=True)]
 
 
-def risen(found: Iterable[Outcome], opinion: Opinion) -> str:
+def risen(found: Iterable[Outcome], scores: Scores) -> str:
     """Return by how much the real judge scores the answers of each run above those of the start, over seeds."""
-    names = [name for run in found if (name := f"{run.judge}-{run.row}-{run.seed}") in opinion]
-    rises = [fmean(opinion[name][id] - score for id, score in opinion["start"].items()) for name in names]
+    names = [name for run in found if (name := f"{run.judge}-{run.row}-{run.seed}") in scores]
+    rises = [fmean(scores[name][id] - score for id, score in scores["start"].items()) for name in names]
     return str(Interval.of(rises)) if rises else ""
 
 
-def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float], opinion: Opinion) -> Table:
+def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float], scores: Scores) -> Table:
     """Make the table of all rows."""
     table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "agreement")
     for title in ("real judge", "words", "calls", "Mtokens", "as GRPO's end"):
@@ -151,7 +151,7 @@ def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str
         numbers = [mean_of(found, lambda run: run.epochs[-1]), mean_of(found, lambda run: run.kept_apart[-1]), unpaid]
         numbers += [
             f"{fmean(run.agreement for run in found):.2f}",
-            risen(found, opinion),
+            risen(found, scores),
             f"{fmean(run.words for run in found):.0f}",
             f"{fmean(run.calls for run in found):,.0f}",
         ]
@@ -267,8 +267,8 @@ def main() -> None:
     before = {of: measure.quality(answers) for of, answers in start.items()}
     runs = outcomes(given.records, measure)
     found = claims(runs, before["trained"])
-    opinion = read(OPINION) if OPINION.is_file() else {}
-    console.print(rows_table(runs, before, opinion), claims_table(found))
+    scores = read(SCORES) if SCORES.is_file() else {}
+    console.print(rows_table(runs, before, scores), claims_table(found))
     if given.answers:
         show_answers(map(read, sorted(given.records.glob("*.json.gz"))), start["kept_apart"], console)
     if given.figure:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments import two_judges
-from experiments.real_policy import opinion, report, run
+from experiments.real_policy import real_judge, report, run
 from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.judge import meets
 from rankbuffer_trl.stems import content_stems, stem_all
@@ -131,7 +131,7 @@ def test_claims_compare_the_seeds_that_both_rows_have():
 
 
 def test_the_real_judge_reads_the_first_answers_by_rubrics_that_ask_for_no_word():
-    asked, (id, texts) = opinion.questions(run.RECORDS), next(iter(run.read(run.START)["kept_apart"].items()))
+    asked, (id, texts) = real_judge.questions(run.RECORDS), next(iter(run.read(run.START)["kept_apart"].items()))
     assert len(asked) == (1 + len(list(run.RECORDS.iterdir()))) * 20
     question = asked["start", id]
     assert question.soft and texts[0] in question.prompt(False)
@@ -168,7 +168,7 @@ def test_the_page_has_the_numbers_of_the_records():
         assert f"{fmean(each.values):.1f} ± " in page
         claimed = f"**{judge.capitalize()}: {claim} by" in page
         assert (each.verdict == "holds") == claimed and each.verdict != "does not hold", (judge, claim)
-    told = run.read(opinion.OPINION)
+    told = run.read(real_judge.SCORES)
     assert f"{fmean(told['start'].values()):.2f} of 9" in page
     for runs in found.values():
         assert report.risen(runs, told) in page

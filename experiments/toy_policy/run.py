@@ -210,7 +210,7 @@ class Run:
             plan = replace(plan, method=Twice(plan.method, Judge(errs, guard=args.judge_guard)))
         if self.settings.second == "alone":
             plan = replace(plan, method=Alone(plan.method, reference_judge, tuple(plan.queries.ids)))
-        more = {"reference_judge": reference_judge} if self.settings.second == "repair" else {}
+        more = {"reference_judge": reference_judge} if self.settings.second == "debias" else {}
         trainer = RankBufferTrainer(self.settings.policy, args, queries, judge=judge, plan=plan, **more)
         trainer.remove_callback(PrinterCallback)
         try:
@@ -277,7 +277,7 @@ def recipe_arguments(run: Run):
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "seed": run.seed,
-        **(READ if settings.second == "repair" else {}),
+        **(READ if settings.second == "debias" else {}),
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))] + [*settings.set]
     known, folder = (*ALL, *BEYOND), "beyond" if run.method in BEYOND else "paper"

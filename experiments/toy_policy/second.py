@@ -1,6 +1,6 @@
-"""What a second judge can be for, beside the repair of the rewards: to judge all again, or to judge alone.
+"""What a second judge can be for, beside debiasing the rewards: to judge all again, or to judge alone.
 
-* `repair`: a better reference judge scores the first 5 % of the groups again, and `debiasing.py` corrects the
+* `debias`: a better reference judge scores the first 5 % of the groups again, and `debiasing.py` corrects the
   rewards.
 * `alone`: this reference judge scores one of 20 groups, and the others have no reward.
 * `again`: the judge, with its weakness and with other errors, scores every group twice. The rewards are the means.
@@ -15,7 +15,7 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.rewards import GroupScore, RewardMethod, SilentJudge
 
-SECOND = ("", "repair", "alone", "again")
+SECOND = ("", "debias", "alone", "again")
 EVERY = 20  # groups of which the reference judge scores one
 
 

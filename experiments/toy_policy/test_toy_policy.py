@@ -16,8 +16,8 @@ from scipy import stats
 
 from experiments.pages import tables_of
 from experiments.simulated_judge import Doubts, JudgeErrors
-from experiments.toy_policy import fooled
 from experiments.toy_policy import groups as groups_script
+from experiments.toy_policy import reward_hacking
 from experiments.toy_policy import run as toy
 from experiments.toy_policy.judge import NoisyRubricJudge, Weakness
 from experiments.toy_policy.references import REFERENCES, WITHHELD, with_references
@@ -381,7 +381,7 @@ def test_a_weakness_adds_its_strength_per_deviation_of_its_trait_to_what_the_jud
     assert shown["A"] - shown["B"] == pytest.approx(3 * 0.25)
 
 
-def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypatch, capsys):
+def test_hacked_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypatch, capsys):
     def run(method, seed, quality, belief):
         curve = [50.0] * 6 + [60.0] * 6  # two epochs
         believed = [70.0] * 6 + [80.0 + belief] * 6 if belief is not None else []
@@ -400,13 +400,13 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
     for name, runs in folders.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(asdict(one)) + "\n" for one in runs))
-    monkeypatch.setattr(sys, "argv", ["fooled", str(tmp_path)])
-    fooled.main()
+    monkeypatch.setattr(sys, "argv", ["reward_hacking", str(tmp_path)])
+    reward_hacking.main()
     *printed, line = capsys.readouterr().out.splitlines()
     rows = {tuple(cell.strip() for cell in row.split("│")[1:-1]) for row in printed if "│" in row}
     assert {
         ("grpo", "11.00 ± 2.48", "4.83 ± 0.71", "9.00 ± 2.48", "0.11 ± 0.28"),  # lost
-        ("grpo", "21.00 ± 2.48", "3.00 ± 0.00", "0.00 ± 0.00", "0.00 ± 0.00"),  # fooled
+        ("grpo", "21.00 ± 2.48", "3.00 ± 0.00", "0.00 ± 0.00", "0.00 ± 0.00"),  # hacked
         ("grpo", "2", "-", "-", "-"),  # the epoch at which they part
         ("rankbuffer", "-", "-", "-", "-"),
     } <= rows
@@ -418,7 +418,7 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
         "none-defence: rankbuffer": "does not hold",
         "place-1: grpo - rankbuffer": "does not hold",
     }
-    assert (tmp_path / "fooled.png").stat().st_size > 10_000
+    assert (tmp_path / "reward_hacking.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -522,9 +522,9 @@ def test_the_page_has_the_groups_of_the_record():
 
 def test_the_page_has_the_untrained_runs_of_the_record():
     page = Path(groups_script.__file__).parent / "README.md"
-    fooled, plain = (json.loads(line)["rows"] for line in page.with_name("untrained.jsonl").read_text().splitlines())
+    biased, plain = (json.loads(line)["rows"] for line in page.with_name("untrained.jsonl").read_text().splitlines())
     (rows,) = (rows for head, *rows in tables_of(page) if "the reference judge alone" in head)
-    for (method, *cells), weak, none in zip(rows, fooled, plain, strict=True):
+    for (method, *cells), weak, none in zip(rows, biased, plain, strict=True):
         found = [weak["judge"]], weak["repaired"], [weak["reader"]], [none["judge"]], none["repaired"]
         assert method == weak["method"] == none["method"]
         assert cells == [", ".join(f"{cosine:.2f}" for cosine in each) for each in found]

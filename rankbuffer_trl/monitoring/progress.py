@@ -1,4 +1,4 @@
-"""Progress by the judge's opinion: two visits are compared by positions among shared anchors. Ours, not the paper's.
+"""Progress by the judge's preference: two visits are compared by ranks among shared anchors. Ours, not the paper's.
 
 Rank rewards have the same mean in every group, so they cannot show whether the policy improves. Anchors stay in a
 buffer for several visits. So rollouts of two visits were placed among the same anchors, and can be compared.

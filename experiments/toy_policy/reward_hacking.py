@@ -1,13 +1,13 @@
 """Which reward is hacked first? Runs under a judge with a known weakness, beside runs of the same seeds without it.
 
-    python -m experiments.toy_policy.fooled runs/fooled
+    python -m experiments.toy_policy.reward_hacking runs/reward_hacking
 
-`docs/results/who_is_fooled.md` has the commands of the runs. A folder is named after its weakness and strength, such
+`docs/results/reward_hacking.md` has the commands of the runs. A folder is named after its weakness and strength, such
 as `phrase-3`; `none` has no weakness; what follows, as in `phrase-3-dropout`, is a defence. Two numbers of a run, in
-points of rubric score: `lost` is the true quality that the weakness costs, and `fooled` is what the judge believes the
+points of rubric score: `lost` is the true quality that the weakness costs, and `hacked` is what the judge believes the
 policy to have gained from the first to the last epoch, less what it truly gained. The program prints a table of each,
 the epoch at which the two lines part, the differences that were chosen before the runs, and one JSON line. It draws
-the curves of belief and truth into `fooled.png` of the folder.
+the curves of belief and truth into `reward_hacking.png` of the folder.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from experiments.toy_policy.run import read_results
 
 STEPS = 6  # of an epoch
 PARTED = 5.0  # points by which belief and truth have parted
-CHOSEN = (  # more fooled, less fooled?
+CHOSEN = (  # more hacked, less hacked?
     ("grpo", "rankbuffer"),
     ("rrc_scr", "rankbuffer"),
     ("rankbuffer_static", "rankbuffer"),
@@ -83,7 +83,7 @@ def defended(name: str, found: Mapping[str, Runs]) -> str | None:
 def chosen_differences(name: str, found: Mapping[str, Runs]) -> dict[str, Comparison]:
     """Compare the chosen pairs of methods under one weakness, or each method with and without a defence.
 
-    Methods are compared by `fooled`, and by `lost` under a favoured place, which nobody's responses have. A defence is
+    Methods are compared by `hacked`, and by `lost` under a favoured place, which nobody's responses have. A defence is
     compared by true quality. P-values are adjusted for the differences of this weakness.
     """
     runs = found[name]
@@ -137,7 +137,7 @@ def main() -> None:
         lambda name, runs: str(Interval.of(lost(runs, found["none"][runs[0].method]))),
     )
     belief = table(
-        "fooled: points of belief without truth, in the last epoch",
+        "hacked: points of belief without truth, in the last epoch",
         weak,
         lambda name, runs: str(Interval.of([gaps(run)[-1] for run in runs])),
     )
@@ -154,8 +154,11 @@ def main() -> None:
             verdicts[f"{name}: {of}"] = each.verdict
         last.add_section()
     console.print(costs, belief, when, last)
-    draw({name: runs for name, runs in weak.items() if not defended(name, found)}, arguments.folder / "fooled.png")
-    print(json.dumps({"benchmark": "fooled", "conditions": list(weak), "differences": verdicts}))
+    draw(
+        {name: runs for name, runs in weak.items() if not defended(name, found)},
+        arguments.folder / "reward_hacking.png",
+    )
+    print(json.dumps({"benchmark": "reward_hacking", "conditions": list(weak), "differences": verdicts}))
 
 
 if __name__ == "__main__":

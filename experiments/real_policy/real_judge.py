@@ -1,10 +1,10 @@
-"""Ask a real judge about the answers that were kept: an opinion that no run was paid for.
+"""Ask a real judge about the answers that were kept: scores that no run was trained by.
 
-    python -m experiments.real_policy.opinion --judge_url http://127.0.0.1:8001/v1 --judge_model judge
+    python -m experiments.real_policy.real_judge --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
 It reads the first answer to each prompt kept apart, of the policy before training and of every run at its end. Its
 rubrics are the package's generic ones, and its scores from 0 to 9 are read by their probabilities. They go to
-`opinion.json.gz`, and `report.py` shows them. The same command continues, and asks nothing again that is in there.
+`real_judge.json.gz`, and `report.py` shows them. The same command continues, and asks nothing again that is in there.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from rankbuffer_trl.data import GENERIC_RUBRICS, QueryTable, load_queries
 from rankbuffer_trl.judge import Question, pointwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
 
-OPINION = HERE / "opinion.json.gz"
+SCORES = HERE / "real_judge.json.gz"
 MOST = 9
 
 
@@ -41,17 +41,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judge_url", required=True)
     parser.add_argument("--judge_model", required=True)
-    parser.add_argument("--log", type=Path, default="runs/real_policy/opinion.jsonl", help="file of the judgments")
+    parser.add_argument("--log", type=Path, default="runs/real_policy/real_judge.jsonl", help="file of the judgments")
     given = parser.parse_args()
     config = JudgeConfig(given.judge_url, given.judge_model, judge_decoding="json_schema", judge_concurrency=1)
-    found: dict[str, dict[str, float]] = read(OPINION) if OPINION.is_file() else {}
+    found: dict[str, dict[str, float]] = read(SCORES) if SCORES.is_file() else {}
     asked = {f"{run} {id}": q for (run, id), q in questions(RECORDS).items() if id not in found.get(run, {})}
     answers = asyncio.run(ask_many(config.judge(), asked, given.log, "asking the judge"))
     for name, reading in answers.values.items():
         run, id = name.split()
         found.setdefault(run, {})[id] = round(reading.mean, 3)
-    write(OPINION, found)
-    print(f"{OPINION}: {len(answers.values):,} scores, {len(answers.failures):,} without a verdict")
+    write(SCORES, found)
+    print(f"{SCORES}: {len(answers.values):,} scores, {len(answers.failures):,} without a verdict")
 
 
 if __name__ == "__main__":
