@@ -528,3 +528,17 @@ def test_the_page_has_the_untrained_runs_of_the_record():
         found = [weak["judge"]], weak["repaired"], [weak["reader"]], [none["judge"]], none["repaired"]
         assert method == weak["method"] == none["method"]
         assert cells == [", ".join(f"{cosine:.2f}" for cosine in each) for each in found]
+
+
+def test_the_page_has_the_table_of_the_record_of_large_groups():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
+    ((head, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("G", "method"))
+    assert head[-1] == "cosine, last" and len(rows) == 8
+    for G, method, *cells in rows:
+        found = [run for run in runs if (str(run["G"]), run["method"]) == (G, method)]
+        quality = Interval.of([run["quality"] for run in found])
+        means = (fmean(run[name] for run in found) for name in ("calls", "tokens"))
+        cosines = (fmean(run["cosines"][place] for run in found) for place in (0, -1))
+        said = [f"{quality.mean:.1f} ± {quality.half:.1f}", *(f"{each:,.0f}" for each in means)]
+        assert cells == [*said, *(f"{each:.2f}" for each in cosines)] and len(found) == 3
