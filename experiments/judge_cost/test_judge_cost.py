@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.judge_cost import large_groups
+from experiments.judge_cost import dimensions, large_groups
 from experiments.judge_cost.replay import (
     RECORD,
     ROWS,
@@ -124,3 +124,12 @@ def test_a_recipe_of_ones_own_is_replayed_by_its_path(tmp_path):
     assert row_of(str(mine)) == replace(ROWS["List, 2 passes"], samples=3)
     with pytest.raises(SettingsError, match="no recipe 'nowhere"):
         row_of("nowhere.yaml")
+
+
+def test_the_page_has_the_tables_of_the_dimensions_and_a_replay_gives_a_cell_again():
+    record = json.loads(dimensions.RECORD.read_text())
+    assert all(table in PAGE.read_text() for table in dimensions.tables(record).split("\n\n"))
+    assert [*record] == [*dimensions.DIMENSIONS] and {*record[dimensions.USUAL]} == {*dimensions.LABELS}
+    world, errors = dimensions.DIMENSIONS["place bias 0.6"]
+    counts = Replay("List, 2 passes", replace(world, seed=1), dimensions.QUERIES, errors)().counts()
+    assert round(counts.tau, 4) == record["place bias 0.6"]["List, 2 passes"]["tau"][1]
