@@ -4,7 +4,6 @@ Jupyter gives `!` lines to a shell, and puts variables of the notebook where the
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from types import SimpleNamespace
 
 def shell(command: str) -> None:
     """Run a command with the variables of the notebook. Unlike in Jupyter, nothing goes on after a failure."""
-    variables = {name: str(value) for name, value in names.items() if isinstance(value, (str, int))}
-    subprocess.run(["bash", "-c", command], env=os.environ | variables, check=True)
+    # As Jupyter does: also in quotes, and nothing at all if one name is unknown.
+    given = re.sub(r"\$(\w+)", lambda found: str(names[found[1]]), command)
+    subprocess.run(["bash", "-c", given], check=True)
 
 
 names = {"shell": shell}
