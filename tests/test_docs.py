@@ -195,6 +195,11 @@ def test_the_contexts_of_the_judge_page_are_those_of_the_command_that_checks_a_s
         needed = [[need(int(shown), length, guard) / 1000 for guard in (False, True)] for length in lengths]
         assert cells == [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
     assert sorted(named) == sorted(method_names())
+    grown = re.findall(r"^\| (?!`.*` \|)(.*) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)[:3]
+    assert [int(shown) for _, shown, *_ in grown] == [11, 15, 20]
+    for _, shown, *cells in grown:
+        needed = [[need(int(shown), length, guard) / 1000 for guard in (False, True)] for length in lengths]
+        assert cells == [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
 
 
 # Code that stands in a file, and code that runs
