@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 def shell(command: str) -> None:
     """Run a command with the variables of the notebook. Unlike in Jupyter, nothing goes on after a failure."""
-    # As Jupyter does: also in quotes, and nothing at all if one name is unknown.
+    # As Jupyter does, which fills in nothing if one name is unknown
     given = re.sub(r"\$(\w+)", lambda found: str(names[found[1]]), command)
     subprocess.run(["bash", "-c", given], check=True)
 
