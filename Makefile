@@ -48,7 +48,7 @@ WHEEL_VENV ?= .venv-wheel
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-VLLM_VERSION := $(shell sed -n 's/^# vllm \([0-9.]*\) (extra.*/\1/p' requirements.txt)
+VLLM_VERSION := $(shell sed -n 's/^# vllm \([0-9.]*\) .*/\1/p' requirements.txt)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
 .PHONY: quickstart small test test-all test-vllm test-verifiers peers test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean

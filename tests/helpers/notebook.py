@@ -19,7 +19,7 @@ def shell(command: str) -> None:
 
 
 names = {"shell": shell}
-sys.modules |= {"IPython": SimpleNamespace(), "IPython.display": SimpleNamespace(HTML=str)}
+sys.modules |= {"IPython": SimpleNamespace(), "IPython.display": SimpleNamespace(HTML=str, Image=str)}
 for cell in json.loads(Path(sys.argv[1]).read_text())["cells"]:
     if cell["cell_type"] == "code" and "install" not in cell["metadata"].get("tags", ()):
         code = re.sub(r"^!((?:.*\\\n)*.*)", lambda line: f"shell({line[1]!r})", "".join(cell["source"]), flags=re.M)
