@@ -2,9 +2,12 @@
 
 import ast
 from importlib import import_module
+from pkgutil import walk_packages
 
 import pytest
 from conftest import ROOT
+
+import rankbuffer_trl
 
 PUBLIC = {
     *("rankbuffer_trl", "rankbuffer_trl.buffer", "rankbuffer_trl.data", "rankbuffer_trl.decoding"),
@@ -14,6 +17,7 @@ PUBLIC = {
     *("rankbuffer_trl.settings", "rankbuffer_trl.stems", "rankbuffer_trl.store", "rankbuffer_trl.store.history"),
     *("rankbuffer_trl.testing", "rankbuffer_trl.training"),
 }
+MODULES = {each.name for each in walk_packages(rankbuffer_trl.__path__, "rankbuffer_trl.")}
 OUTSIDE = ("benchmarks", "checks", "docs", "evaluation", "examples", "experiments", "rankbuffer_tools", "recipes")
 
 
@@ -21,8 +25,13 @@ def test_only_public_modules_are_imported_from_outside():
     assert len(PUBLIC) <= 20
     for path in (path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rankbuffer_trl":
-                assert node.module in PUBLIC, f"{path}:{node.lineno}: import from the package above {node.module}"
+            names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                inside = [f"{node.module}.{name}" for name in names]  # a name may be a module
+                names = [node.module or "", *(name for name in inside if name in MODULES)]
+            for name in names:
+                if name.split(".")[0] == "rankbuffer_trl":
+                    assert name in PUBLIC, f"{path}:{node.lineno}: import from the package above {name}"
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))

@@ -1,6 +1,7 @@
 """The programs of this repository by name, and the commands that the pages give to them."""
 
 import argparse
+import json
 import re
 import runpy
 import sys
@@ -19,7 +20,12 @@ PAGES = sorted(path.relative_to(ROOT) for where in (*WHERE, "examples/*.ipynb") 
 
 
 def text_of(page: Path | str) -> str:
-    return (ROOT / page).read_text()
+    """Return the text of a page; of a notebook without what a run has printed."""
+    text = (ROOT / page).read_text()
+    if Path(page).suffix != ".ipynb":
+        return text
+    book = json.loads(text)
+    return json.dumps(book | {"cells": [cell | {"outputs": []} for cell in book["cells"]]}, indent=1)
 
 
 def blocks(page: Path | str, language: str) -> list[str]:
