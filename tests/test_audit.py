@@ -132,8 +132,8 @@ def values(answers) -> dict[str, float | None]:
 
 def make_audit(answers, calls, references=False) -> Audit:
     moves = [(one.n, place, given) for one in answers for place, given in one.put_back if given is not None]
-    looks, found = [one.looks for one in answers], [*results(answers).values()]
-    return Audit("j", "d.jsonl", "s.jsonl", references, looks, found, costs(calls), moves, max_failures=0.25)
+    rankings, found = [one.rankings for one in answers], [*results(answers).values()]
+    return Audit("j", "d.jsonl", "s.jsonl", references, rankings, found, costs(calls), moves, max_failures=0.25)
 
 
 def printed(table) -> str:
@@ -281,13 +281,13 @@ def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_
 def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, seed):
     order = random.Random(seed).sample(range(N), N)
     pairs = [(pair, pair[0]) for a in range(N) for b in range(N) if a != b for pair in [(a, b)]]
-    looks = QueryRankings("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
-    assert pairs_with_lists(QueryVerdicts(looks)) == 1 / 2
+    rankings = QueryRankings("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
+    assert pairs_with_lists(QueryVerdicts(rankings)) == 1 / 2
 
 
 def test_measures_take_pairs_with_both_verdicts_and_nothing_from_one_presentation_alone():
-    looks = QueryRankings("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
-    assert {*values([QueryVerdicts(looks)]).values()} == {None}
+    rankings = QueryRankings("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
+    assert {*values([QueryVerdicts(rankings)]).values()} == {None}
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
     measured = values([QueryVerdicts(QueryRankings("q", [], [*pairs.items()]))])
     assert (measured["pairs_flip"], measured["pairs_first"]) == (1 / 2, 1 / 4), "one of four is for the first shown"
@@ -336,9 +336,9 @@ def test_ask_everything_goes_on_with_words_where_probabilities_are_not_given_or_
         assert not any(call.failed for call in calls)
     answers, calls = examine(of_habit(edit=losing), make_groups(4))
     assert {call.attempts for call in calls} == {4}, "nothing is asked again"
-    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8 and not any(one.looks.means for one in answers)
-    assert all(one.looks.scores == [8] * N and None not in dict(one.looks.pairs).values() for one in answers)
-    fumbled = [(len(one.odds), len(one.crossed_odds), one.looks.means) for one in audited("prose for 8")[0]]
+    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8 and not any(one.rankings.means for one in answers)
+    assert all(one.rankings.scores == [8] * N and None not in dict(one.rankings.pairs).values() for one in answers)
+    fumbled = [(len(one.odds), len(one.crossed_odds), one.rankings.means) for one in audited("prose for 8")[0]]
     assert fumbled == [(8, 2, [])] * 6, "the trial had no verdict"
 
 
@@ -359,9 +359,9 @@ def test_questions_number_candidates_as_they_stand_and_go_by_the_query_alone(tmp
     assert all(each == [f"R{slot}" for slot in range(N)] for each in headings["look"])
     assert Counter(map(tuple, headings["pair"])) == {("A", "B"): 5 * (8 + 4), ("B", "A"): 5 * 2}
     assert examine(again, groups, tmp_path / "log")[0] == first and not again.questions, "all is in the log"
-    turned = {one.looks.query_id: one.looks for one in examine(of_habit(), groups[::-1])[0]}
-    assert turned == {one.looks.query_id: one.looks for one in first}, "whatever the order of the queries"
-    assert len({one.looks.lists[0][0] for one in first}) > 1
+    turned = {one.rankings.query_id: one.rankings for one in examine(of_habit(), groups[::-1])[0]}
+    assert turned == {one.rankings.query_id: one.rankings for one in first}, "whatever the order of the queries"
+    assert len({one.rankings.lists[0][0] for one in first}) > 1
     client = Client(order=lambda worths: true_order(worths)[::-1])
     examine(client, make_groups(1, n=4))
     ladders = [worths_in(question) for question in client.questions if question.kind == "insert"]
@@ -404,7 +404,7 @@ def test_failures_are_left_out_of_the_measures():
     measured = results(answers)
     assert {name: measured[name].value for name in NAMES} == PERFECT
     assert [dict(one.put_back).get(2, "not asked") for one in answers] == [None, "not asked", None]
-    assert [sum(order is None for _, order in one.looks.lists) for one in answers] == [0, 2, 0]
+    assert [sum(order is None for _, order in one.rankings.lists) for one in answers] == [0, 2, 0]
     left = [[*measured[name].values] for name in ("lists_tau", "pairs_flip", "ratings_lists", "cut")]
     assert left == [["q0", "q2"], ["q1", "q2"], ["q0"], ["q1", "q2"]]
     unreachable = {cost.kind: cost.form.unreachable for cost in costs(calls)}

@@ -59,10 +59,10 @@ def test_ordering_tau_compares_places_not_names():
 def test_lists_tau_is_the_mean_over_every_two_of_four():
     shown = (0, 1, 2)
     orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
-    looks = QueryRankings("q", [(shown, order) for order in orders], [])
+    rankings = QueryRankings("q", [(shown, order) for order in orders], [])
     taus = [1 / 3, -1, 1, -1 / 3, 1 / 3, -1]
-    assert lists_tau(QueryVerdicts(looks)) == pytest.approx(fmean(taus))
-    assert lists_tau(QueryVerdicts(QueryRankings("q", [*looks.lists[:3], (shown, None)], []))) is None
+    assert lists_tau(QueryVerdicts(rankings)) == pytest.approx(fmean(taus))
+    assert lists_tau(QueryVerdicts(QueryRankings("q", [*rankings.lists[:3], (shown, None)], []))) is None
 
 
 def test_slope_is_that_of_ranks_on_places():
@@ -72,8 +72,8 @@ def test_slope_is_that_of_ranks_on_places():
 
 def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
     def share(straight, reverse, crossed, crossed_reverse):
-        looks = QueryRankings("q", [], [((3, 1), straight), ((1, 3), reverse)])
-        return label_share(QueryVerdicts(looks, {(3, 1): crossed, (1, 3): crossed_reverse}))
+        rankings = QueryRankings("q", [], [((3, 1), straight), ((1, 3), reverse)])
+        return label_share(QueryVerdicts(rankings, {(3, 1): crossed, (1, 3): crossed_reverse}))
 
     assert share(3, 3, 3, 3) == 1 / 2  # the better sample
     assert share(3, 1, 3, 1) == 1 / 2  # the first one

@@ -287,7 +287,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys)
     calls = {"insert": 42, "look": 24, "pair": 6 * 12, "score": 42}
     assert calls == {kind: form["questions"] for kind, form in forms.items()}
     assert calls == {kind: form["first_answers"] for kind, form in forms.items()}
-    assert [len(look["lists"]) for look in found["looks"]] == [4] * 6
+    assert [len(look["lists"]) for look in found["rankings"]] == [4] * 6
 
 
 def test_main_announces_the_tokens_that_the_judge_then_counts(tmp_path, monkeypatch, capsys):
@@ -363,7 +363,9 @@ def test_card_names_the_recipe_that_reads_probabilities_if_words_tell_nothing():
     def card(low: float) -> dict:
         measures = [Result(name, "", "", 1, True, {"q": 0.8}, low, 0.9, chance=0.5) for name in (SOFT, "soft_words")]
         measures.append(Result("put_back", "", "", 1, True, {}, None, None, chance=None))
-        found = Audit("", "", "", references=False, looks=[], results=measures, costs=[], moves=[], max_failures=0.25)
+        found = Audit(
+            "", "", "", references=False, rankings=[], results=measures, costs=[], moves=[], max_failures=0.25
+        )
         return card_of(found, "mine", "none", True)
 
     assert [card(low)["train_with"] for low in (0.6, 0.4)] == ["beyond/ratings_soft", None]

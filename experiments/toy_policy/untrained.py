@@ -5,7 +5,7 @@
 Six epochs of rollouts of the policy before training are scored by each method, as in training: by the judge with its
 weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/debiasing.py`), and by the
 reference judge alone. The program prints the cosine of the rewards with the true qualities from the second epoch on,
-the step from which the largest effect is that of what the judge pays for, and one JSON line. The rollouts are kept in
+the step from which the largest effect is that of the judge's bias, and one JSON line. The rollouts are kept in
 a file beside the policy.
 """
 
@@ -74,7 +74,7 @@ def steps_of(table: QueryTable, texts: Sequence[Sequence[str]], order: int) -> l
 
 
 def study(name: str, settings: Settings, orders: int, weakness: str, strength: float) -> dict:
-    """Return the row of a method: three cosines, and from when what the judge pays for is named, by order."""
+    """Return the row of a method: three cosines, and from when the judge's bias is named, by order."""
     queries = read_queries(settings)
     rubrics, texts = rubrics_of(queries), rollouts(settings)
     worth = [[rubric_score(text, of) for text in own] for own, of in zip(texts, rubrics.values(), strict=True)]

@@ -52,7 +52,7 @@ def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
         "judge": name,
         "decoding": decoding,
         "guard": guard,
-        "queries": len(found.looks),
+        "queries": len(found.rankings),
         "questions": sum(cost.form.questions for cost in found.costs),
         "malformed": sum(cost.form.first_malformed for cost in found.costs),
         "verdict": found.as_dict()["verdict"],

@@ -162,7 +162,7 @@ def audit(config: AuditConfig) -> Audit:
         dataset=config.dataset_name,
         samples=config.samples,
         references=references,
-        looks=[one.looks for one in verdicts],
+        rankings=[one.rankings for one in verdicts],
         results=[measure.result(verdicts, config.seed) for measure in MEASURES],
         costs=costs(calls),
         moves=[(one.n, place, given) for one in verdicts for place, given in one.put_back if given is not None],

@@ -26,7 +26,7 @@ def audit_figure(path: Path, audit: Audit) -> None:
     left, right = figure.subplots(1, 2)
     _put_back_panel(left, audit.moves)
     _measure_panel(right, [each for each in audit.results if each.values and (each.main or each.name == SOFT)])
-    figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)
+    figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.rankings)} queries", fontsize=10)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     save(path, file.getvalue())

@@ -62,7 +62,7 @@ def lists_tau(answers: QueryVerdicts) -> float | None:
     A judge that ranks by position alone gets less than 0, whether it prefers early positions, the ends or the middle.
     This needs all four lists: if a judge prefers the ends, a list and its reverse agree.
     """
-    orders = answers.looks.orders
+    orders = answers.rankings.orders
     if len(orders) < LISTS:
         return None
     return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
@@ -94,7 +94,7 @@ def pairs_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
     """Return the share of verdicts on pairs that the scores of all samples agree with. Equal scores count one half."""
     if not scores:
         return None
-    verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.looks.pairs)) for won in both]
+    verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.rankings.pairs)) for won in both]
     return mean([(1 + sign(scores[won] - scores[lost])) / 2 for lost, won in verdicts])
 
 
@@ -128,7 +128,7 @@ def leads_after_exchange(answers: QueryVerdicts) -> float | None:
 
 def label_share(answers: QueryVerdicts) -> float | None:
     """Return the share of verdicts for label A, on the pair whose samples stood at both places with both labels."""
-    straight = in_both_orders({pair: dict(answers.looks.pairs).get(pair) for pair in answers.crossed})
+    straight = in_both_orders({pair: dict(answers.rankings.pairs).get(pair) for pair in answers.crossed})
     crossed = in_both_orders(answers.crossed)
     # A stands first in a straight presentation, and second in a crossed one.
     won = [one == pair[0] for pair, one, _ in straight] + [other == pair[1] for pair, _, other in straight]
@@ -138,13 +138,13 @@ def label_share(answers: QueryVerdicts) -> float | None:
 
 def ratings_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the ratings with the mean places in the lists."""
-    places, ratings = answers.places, answers.looks.ratings
+    places, ratings = answers.places, answers.rankings.ratings
     return tau_b(ratings, places) if places and ratings else None
 
 
 def means_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the mean ratings with the mean places in the lists."""
-    places, means = answers.places, answers.looks.means
+    places, means = answers.places, answers.rankings.means
     return tau_b(means, places) if places and means else None
 
 
@@ -156,7 +156,7 @@ def gain_of_means(answers: QueryVerdicts) -> float | None:
 
 def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
-    ratings = answers.looks.ratings
+    ratings = answers.rankings.ratings
     return mean([float(ratings.count(rating) > 1) for rating in ratings])
 
 
@@ -168,9 +168,9 @@ def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     differently counts as noise, too.
     """
     both = [
-        (one.looks.means[i] - one.looks.means[j], lead)
+        (one.rankings.means[i] - one.rankings.means[j], lead)
         for one in answers
-        if one.looks.means
+        if one.rankings.means
         for (i, j), (lead, _) in preferences(one.odds).items()
     ]
     gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
@@ -204,7 +204,7 @@ class Measure:
             meaning=self.meaning,
             better=self.better,
             main=self.main,
-            values={one.looks.query_id: value for one, value in measured},
+            values={one.rankings.query_id: value for one, value in measured},
             low=low,
             high=high,
             chance=fmean(self.chance(one.n) for one, _ in measured) if measured and self.chance else None,
@@ -237,7 +237,7 @@ MEASURES = (
         "pairs_flip",
         "pairs that flip",
         "share of pairs whose winner depends on who is first",
-        lambda a: mean([float(one != other) for _, one, other in in_both_orders(dict(a.looks.pairs))]),
+        lambda a: mean([float(one != other) for _, one, other in in_both_orders(dict(a.rankings.pairs))]),
         lambda n: 0.5,
         better=-1,
         main=True,
@@ -246,7 +246,7 @@ MEASURES = (
         "pairs_first",
         "position bias",
         "share won by the sample shown first; 0.50 is no bias",
-        lambda a: mean([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.looks.pairs))]),
+        lambda a: mean([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.rankings.pairs))]),
         lambda n: 0.5,
         better=0,
     ),
@@ -317,14 +317,14 @@ MEASURES = (
         SOFT,
         "by probabilities",
         "share of pairs on which log odds and mean ratings agree",
-        lambda a: leads_with(a.looks.means, a),
+        lambda a: leads_with(a.rankings.means, a),
         lambda n: 0.5,
     ),
     Measure(
         "soft_words",
         "greedy verdicts",
         "share of verdicts on pairs that the ratings agree with",
-        lambda a: pairs_with(a.looks.ratings, a) if a.looks.means else None,
+        lambda a: pairs_with(a.rankings.ratings, a) if a.rankings.means else None,
         lambda n: 0.5,
     ),
     Measure(

@@ -135,7 +135,7 @@ class Audit:
             Path of the samples.
         references (`bool`):
             Whether the samples are the data set's own references.
-        looks (`Sequence[QueryRankings]`):
+        rankings (`Sequence[QueryRankings]`):
             What was read about each query.
         results (`list[Result]`):
             The measures, in the order of the table.
@@ -153,7 +153,7 @@ class Audit:
     dataset: str
     samples: str
     references: bool
-    looks: Sequence[QueryRankings]
+    rankings: Sequence[QueryRankings]
     results: list[Result]
     costs: list[Cost]
     moves: list[tuple[int, int, int]]
@@ -185,7 +185,7 @@ class Audit:
             "dataset": self.dataset,
             "samples": self.samples,
             "references": self.references,
-            "queries": len(self.looks),
+            "queries": len(self.rankings),
             "verdict": verdict(self),
             "clearly_better": sum(result.clear for result in self.counted),
             "of": len(self.counted),
@@ -194,7 +194,7 @@ class Audit:
             "train_with": self.train_with,
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
             "put_back": [dict(zip(("samples", "place", "given"), move, strict=True)) for move in self.moves],
-            "looks": [asdict(each) for each in self.looks],
+            "rankings": [asdict(each) for each in self.rankings],
         }
 
 

@@ -81,21 +81,21 @@ class QueryVerdicts:
     """The verdicts about the samples of one query, which have the numbers `0..n-1`.
 
     Args:
-        looks (`QueryRankings`):
+        rankings (`QueryRankings`):
             The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
         crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
             The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
         put_back (`Sequence[tuple[int, int | None]]`, *optional*):
             The place of a sample among all, and the place where the judge inserted it among the others.
         odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
-            The log odds that the first one of (shown first, shown second) is better, for the pairs of `looks` and of
-            `crossed` with probabilities.
+            The log odds that the first one of (shown first, shown second) is better, for the pairs of `rankings` and
+            of `crossed` with probabilities.
         padded, cut (`float`, *optional*):
             How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5 or
             1. It is by the mean log odds of both orders if there are probabilities, else by the greedy verdicts.
     """
 
-    looks: QueryRankings
+    rankings: QueryRankings
     crossed: Mapping[Pair, int | None] = field(default_factory=dict)
     put_back: Sequence[tuple[int, int | None]] = ()
     odds: Mapping[Pair, float] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class QueryVerdicts:
     @property
     def n(self) -> int:
         """The number of samples."""
-        return self.looks.n
+        return self.rankings.n
 
     @property
     def reversed_lists(self) -> list[tuple[Order, Order, Order]]:
         """The order shown, the verdict on it and the verdict on its reverse, where both verdicts are there."""
-        pairs = zip(self.looks.lists[::2], self.looks.lists[1::2], strict=True)
+        pairs = zip(self.rankings.lists[::2], self.rankings.lists[1::2], strict=True)
         return [(shown, one, other) for (shown, one), (_, other) in pairs if one is not None and other is not None]
 
     @property
@@ -242,7 +242,7 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
         return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
 
     scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
-    looks = QueryRankings(
+    rankings = QueryRankings(
         query_id,
         lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
         pairs=[(pair, label and pair["AB".index(label)]) for pair, label in of("pair").items()],
@@ -251,7 +251,7 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
     )
     crossed = {pair: label and pair["BA".index(label)] for pair, label in of("crossed").items()}
     return QueryVerdicts(
-        looks,
+        rankings,
         crossed,
         list(of("insert").items()),
         {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},

@@ -14,7 +14,7 @@ from .results import SOFT, Audit, verdict
 def print_audit(audit: Audit) -> None:
     """Print tables and verdict to standard output; 119 characters wide if that is a file."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
-    heading = f"{audit.judge} on {audit.samples}: {len(audit.looks)} queries\n"
+    heading = f"{audit.judge} on {audit.samples}: {len(audit.rankings)} queries\n"
     console.print(heading, markup=False, soft_wrap=True)
     console.print(measure_table(audit))
     console.print("Clear: the whole interval lies on the better side of chance. Chance: not reading the responses.\n")
