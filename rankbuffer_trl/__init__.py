@@ -7,17 +7,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BufferStore": ".store",
-    "GroupRanker": ".group_ranker",
-    "GroupScore": ".rewards.method",
+    "GroupRanker": "._group_ranker",
+    "GroupScore": ".rewards._method",
     "Judge": ".judge",
-    "RankBuffer": ".rewards.rankbuffer",
-    "RankBufferConfig": ".training.config",
+    "RankBuffer": ".rewards._rankbuffer",
+    "RankBufferConfig": ".training._config",
     "RankBufferError": ".errors",
-    "RankBufferReward": ".training.reward_function",
-    "RankBufferTrainer": ".training.trainer",
-    "load_queries": ".data.queries",
-    "rank_texts": ".group_ranker",
-    "read_store": ".store.places",
+    "RankBufferReward": ".training._reward_function",
+    "RankBufferTrainer": ".training._trainer",
+    "load_queries": ".data._queries",
+    "rank_texts": "._group_ranker",
+    "read_store": ".store._places",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

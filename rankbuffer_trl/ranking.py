@@ -163,7 +163,7 @@ def rewards_from_ranks(
 
     ```python
     from rankbuffer_trl.ranking import rewards_from_ranks
-    from rankbuffer_trl.rewards.beyond.passes import mean_ranks
+    from rankbuffer_trl.rewards.beyond._passes import mean_ranks
 
     rewards_from_ranks(mean_ranks([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
     ```

@@ -15,9 +15,9 @@ from typing import Any
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout, RolloutGroup, Rubric
 from .judge import Call, Judge, Question, Reply, TransportError, Usage
-from .judge.probabilities import without_doubt
-from .rewards.method import GroupScore, RewardMethod
-from .rewards.prefetch import early_questions, first_questions, without
+from .judge._probabilities import without_doubt
+from .rewards._method import GroupScore, RewardMethod
+from .rewards._prefetch import early_questions, first_questions, without
 
 RUBRICS: dict[str, Callable[[int], int]] = {
     "Is high.": lambda q: min(q, 10),

@@ -28,13 +28,13 @@ from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge._servers import Servers
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store._places import LIVE_STORE
 from rankbuffer_trl.testing import ScriptedClient as ScriptedClient
 from rankbuffer_trl.testing import scripted_judge as scripted_judge
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training._scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "recipes" / "quickstart"
@@ -181,7 +181,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rows(data_file):
-    from rankbuffer_trl.data.queries import load_queries
+    from rankbuffer_trl.data._queries import load_queries
 
     return load_queries(str(data_file))
 

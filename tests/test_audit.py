@@ -33,7 +33,7 @@ from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
 from rankbuffer_tools.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
-from rankbuffer_trl.judge.verdicts import order_verdict
+from rankbuffer_trl.judge._verdicts import order_verdict
 
 GOLDEN = Path(__file__).parent / "golden" / "audit.json"
 N = 8

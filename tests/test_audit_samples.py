@@ -27,9 +27,10 @@ from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Judge, Usage, rubric_judge
+from rankbuffer_trl.judge import Judge, Usage
+from rankbuffer_trl.judge import _rubric_judge as rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)

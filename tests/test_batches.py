@@ -11,8 +11,8 @@ from trl.trainer.utils import RepeatSampler
 
 from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
-from rankbuffer_trl.training.batches import BatchError, Batches
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training._batches import BatchError, Batches
+from rankbuffer_trl.training._config import RankBufferConfig
 
 
 def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:

@@ -16,11 +16,11 @@ from transformers import TrainerCallback, TrainerControl
 from trl import ScriptArguments
 
 from rankbuffer_tools.train.command import comparison, last_lines
-from rankbuffer_trl.checkpointing.stop import StopEarly
-from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
-from rankbuffer_trl.monitoring.non_fatal import non_fatal
+from rankbuffer_trl.checkpointing._stop import StopEarly
+from rankbuffer_trl.monitoring._buffer_table import TABLE_FILE
+from rankbuffer_trl.monitoring._non_fatal import non_fatal
 from rankbuffer_trl.monitoring.progress import newest_window
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store._places import LIVE_STORE
 
 
 def terminate_at(step: int) -> TrainerCallback:
@@ -54,7 +54,7 @@ def test_stop_early_stops_at_the_end_of_a_generation_and_for_a_budget_before_the
 def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypatch):
     """The process group's and the launcher's can be one warning."""
     now, ended = [100.0], []
-    monkeypatch.setattr("rankbuffer_trl.checkpointing.stop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rankbuffer_trl.checkpointing._stop.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
     try:
         callback = StopEarly(lambda step: True)
@@ -111,7 +111,7 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     """The number begins with the second epoch, after step 4. It stays in its step also if an evaluation follows."""
     found = []
     small = lambda *seen: found.append(newest_window(*seen, least=6)) or found[-1]  # noqa: E731
-    monkeypatch.setattr("rankbuffer_trl.training.reward_function.newest_window", small)
+    monkeypatch.setattr("rankbuffer_trl.training._reward_function.newest_window", small)
     monkeypatch.setattr("rankbuffer_trl.monitoring.progress.LEAST_QUERIES", 2)
     evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
     trainer = training(eval_dataset=rows.select([0]), **evaluation)
@@ -125,12 +125,12 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
 
 # What only informs: the calls that fail, counted from 0, of each function of `rankbuffer_trl`
 BROKEN = {
-    "training.reward_function.newest_window": range(1, 99),
-    "training.reward_function.step_metrics": range(1, 99, 2),
-    "training.reward_function.probe_metrics": (0,),
-    "training.reward_function.placement_columns": (1,),
-    "monitoring.buffer_table.export_buffers": (0,),
-    "training.trainer.write_model_card": (0,),
+    "training._reward_function.newest_window": range(1, 99),
+    "training._reward_function.step_metrics": range(1, 99, 2),
+    "training._reward_function.probe_metrics": (0,),
+    "training._reward_function.placement_columns": (1,),
+    "monitoring._buffer_table.export_buffers": (0,),
+    "training._trainer.write_model_card": (0,),
 }
 
 

@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 
 from rankbuffer_tools.batch.output import beside, read_provenance
 from rankbuffer_tools.data.publish import make_card
-from rankbuffer_trl.data.queries import DataError
-from rankbuffer_trl.monitoring.card_template import Markdown, cell, code, escaped
+from rankbuffer_trl.data._queries import DataError
+from rankbuffer_trl.monitoring._card_template import Markdown, cell, code, escaped
 
 HOSTILE = (
     *(

@@ -21,7 +21,7 @@ from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
 from rankbuffer_tools.report.runs import RunConfig, log_and_manifest, open_runs
 from rankbuffer_tools.train import command
-from rankbuffer_trl.checkpointing.checkpoint import (
+from rankbuffer_trl.checkpointing._checkpoint import (
     check_not_uploaded,
     check_trusted,
     delete_oldest,
@@ -32,10 +32,10 @@ from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, Checkpoint
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED_ARGUMENTS
-from rankbuffer_trl.store.buffer_store import STORE_FILE
-from rankbuffer_trl.store.places import read_store
-from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.state import differences, identity
+from rankbuffer_trl.store._buffer_store import STORE_FILE
+from rankbuffer_trl.store._places import read_store
+from rankbuffer_trl.training._plan import RunPlan
+from rankbuffer_trl.training._state import differences, identity
 
 # Which checkpoints are whole
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from rankbuffer_trl.checkpointing import distributed
-from rankbuffer_trl.checkpointing.distributed import StepLeft, for_others, leaves_step
+from rankbuffer_trl.checkpointing import _distributed as distributed
+from rankbuffer_trl.checkpointing._distributed import StepLeft, for_others, leaves_step
+from rankbuffer_trl.checkpointing._trainer import ResumableTrainer
 from rankbuffer_trl.checkpointing.manifest import FOLDER, CheckpointError
-from rankbuffer_trl.checkpointing.trainer import ResumableTrainer
 
 
 class Rewards:

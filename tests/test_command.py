@@ -30,14 +30,14 @@ from rankbuffer_tools.batch.recipes import find_recipe, given, overlay, read_rec
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.checkpointing import checkpoint
-from rankbuffer_trl.checkpointing.distributed import MainProcessError
+from rankbuffer_trl.checkpointing import _checkpoint as checkpoint
+from rankbuffer_trl.checkpointing._distributed import MainProcessError
 from rankbuffer_trl.checkpointing.manifest import CheckpointError
-from rankbuffer_trl.data.queries import DataError, load_queries
+from rankbuffer_trl.data._queries import DataError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.training.config import CHOICES, LOSSES, RankBufferConfig
+from rankbuffer_trl.training._config import CHOICES, LOSSES, RankBufferConfig
 
 CPU = ("--use_cpu", "--bf16", "false")
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -195,7 +195,7 @@ def test_choices_are_those_of_trl():
 
 
 def test_check_backends_refuses_what_is_not_installed(monkeypatch):
-    path = "rankbuffer_trl.training.config.get_available_reporting_integrations"
+    path = "rankbuffer_trl.training._config.get_available_reporting_integrations"
     monkeypatch.setattr(path, lambda: ["tensorboard"])
     for name, words in (
         ("trackio", r"trackio is not installed: pip install 'rankbuffer-trl\[trackio\]'"),
@@ -378,7 +378,7 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     read = [path for path in read if path.parent.name == "checkpoint-2"]
     assert read and len(read) == len(set(read)), "each file of the checkpoint is read once"
     capsys.readouterr()
-    monkeypatch.setattr("rankbuffer_trl.judge.rubric_judge.RubricJudge.answer", None)
+    monkeypatch.setattr("rankbuffer_trl.judge._rubric_judge.RubricJudge.answer", None)
     quickstart(*resume, "--max_steps", "3")
     last = capsys.readouterr().out
     assert "after step 3 of 3: 0 steps are left" in last and "[preflight]" not in last, "the judge is not asked again"
@@ -450,7 +450,7 @@ def test_load_queries_names_what_cannot_be_read_and_a_bug_keeps_its_traceback(mo
     unreadable += [DefunctDatasetError("gone"), RuntimeError("Dataset scripts are no longer supported")]
     bugs = [KeyError("a bug"), RuntimeError("a bug"), RecursionError("a bug")]
     for error in [*unreadable, *bugs]:
-        monkeypatch.setattr("rankbuffer_trl.data.queries.load_dataset", Mock(side_effect=error))
+        monkeypatch.setattr("rankbuffer_trl.data._queries.load_dataset", Mock(side_effect=error))
         found = fault_of(partial(load_queries, "me/mine"))
         assert (found is error) == (error in bugs), error
         assert error in bugs or (type(found) is DataError and "data set me/mine cannot be read" in str(found))

@@ -34,11 +34,11 @@ from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_trl.checkpointing.manifest import FOLDER, FORMAT, RUN
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
-from rankbuffer_trl.judge.probabilities import Reading
-from rankbuffer_trl.monitoring.model_card import duel_line
+from rankbuffer_trl.judge._probabilities import Reading
+from rankbuffer_trl.monitoring._model_card import duel_line
 from rankbuffer_trl.monitoring.progress import Z, duel_of
 from rankbuffer_trl.store import BufferStore, StoreError, history
-from rankbuffer_trl.store.places import DUEL_FILE, LIVE_STORE, REPORT
+from rankbuffer_trl.store._places import DUEL_FILE, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
 
 

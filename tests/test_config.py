@@ -14,13 +14,13 @@ from rankbuffer_tools.compare.config import CompareConfig
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rrc_agr import RRCAGR
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._rrc_agr import RRCAGR
 from rankbuffer_trl.settings import described, documented
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training._config import RankBufferConfig
 from recipes.generate_responses import ResponsesConfig
 from recipes.generate_rubrics import RubricsConfig
 
@@ -190,7 +190,7 @@ def test_config_refuses_the_key_itself_in_an_address_and_takes_what_only_looks_r
 def test_config_takes_the_outermost_good_values():
     for values in (
         {"method_args": {"k0": 2, "prune_after": 1, "refine_at": 1}},
-        *({"method": name} for name in ("pairwise_rank", "rankbuffer_trl.rewards.gdpo.GDPO")),
+        *({"method": name} for name in ("pairwise_rank", "rankbuffer_trl.rewards._gdpo.GDPO")),
         *({"judge_free_tokens": 0}, {"judge_max_retries": 0}, {"judge_max_attempts": 1}, {"judge_wait": 0.0}),
         *({"judge_max_failures": 0.0}, {"judge_max_failures": 1.0}, {"judge_step_timeout": 1799.5}),
         {"rollout_timeout": 1799.5},

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict, Image
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_trl.data.queries import (
+from rankbuffer_trl.data._queries import (
     CHECK_HINT,
     DataError,
     QueryTable,

@@ -21,7 +21,7 @@ from rankbuffer_tools.data.lint import SAME, THERE, TWO, odd_rubrics
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.train import command as train
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import DataError, QueryTable, generic_row, load_queries
+from rankbuffer_trl.data._queries import DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question

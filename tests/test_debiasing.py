@@ -18,17 +18,17 @@ from helpers.judges import Embedded, SilentJudge
 from helpers.sampled import copy_checkpoints, same, train
 from helpers.scripted import config
 
-from rankbuffer_trl import debiasing as debiasing_module
+from rankbuffer_trl import _debiasing as debiasing_module
+from rankbuffer_trl._debiasing import Correction, Debiasing, corrected
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN
-from rankbuffer_trl.debiasing import Correction, Debiasing, corrected
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards._method import GroupScore
+from rankbuffer_trl.rewards._pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
-from rankbuffer_trl.store.buffer_store import STORE_FILE
+from rankbuffer_trl.store._buffer_store import STORE_FILE
 from rankbuffer_trl.store.history import ReadRow
-from rankbuffer_trl.training.state import differences
+from rankbuffer_trl.training._state import differences
 
 ALL = (*TABLES, "reads")
 
@@ -119,7 +119,7 @@ def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
 
 def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps(scorer, caplog):
     made, honest = repaired(scorer), scorer(scripted_judge(paying(0)), Pointwise())
-    with caplog.at_level("INFO", "rankbuffer_trl.debiasing"):
+    with caplog.at_level("INFO", "rankbuffer_trl._debiasing"):
         for step in range(6):
             pair = [each.score(groups_of(step), step).scores for each in (made, honest)]
             for mine, true in zip(*pair, strict=True):
@@ -133,7 +133,7 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
     assert history.reads(made.store, 7) == read[:7] and read[0].step == 1
     assert history.totals_by(made.store, "method")["reader"].calls == 18
     before = contents(made.store, ALL[:3] + ALL[4:])
-    with caplog.at_level("INFO", "rankbuffer_trl.debiasing"):
+    with caplog.at_level("INFO", "rankbuffer_trl._debiasing"):
         made.score(groups_of(6), 6, update=False)
     assert len(set(caplog.messages)) == len(caplog.messages), "without new reads the correction is kept"
     assert contents(made.store, ALL[:3] + ALL[4:]) == before, "an evaluation reads nothing"

@@ -13,14 +13,14 @@ from conftest import ROOT
 from helpers.scripted import contents
 from safetensors.torch import load_file
 
-from rankbuffer_trl.checkpointing.distributed import MainProcessError, StepLeft, on_main_process
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.checkpointing._distributed import MainProcessError, StepLeft, on_main_process
+from rankbuffer_trl.store._places import LIVE_STORE
 
 
 def test_on_main_process_gives_every_process_the_result_or_the_error(monkeypatch):
     """What the main process sends is caught here, and handed to the function as another process calls it."""
     sent = []
-    module = "rankbuffer_trl.checkpointing.distributed"
+    module = "rankbuffer_trl.checkpointing._distributed"
 
     def leave():
         raise StepLeft

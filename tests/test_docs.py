@@ -22,9 +22,9 @@ from rankbuffer_tools.data.check import CheckSettings, needed_context
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import VerdictError
-from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
-from rankbuffer_trl.rewards.method import load_method, method_names
-from rankbuffer_trl.rewards.prefetch import first_questions
+from rankbuffer_trl.judge._rubric_judge import judge as by_rubrics
+from rankbuffer_trl.rewards._method import load_method, method_names
+from rankbuffer_trl.rewards._prefetch import first_questions
 from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
 
+from rankbuffer_trl._step import PENDING
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
-from rankbuffer_trl.rewards.prefetch import early_questions
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.step import PENDING
+from rankbuffer_trl.rewards._prefetch import early_questions
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.testing import QUERY, faulty, make, truth
-from rankbuffer_trl.training.scorer import GroupScorer, StepScore
+from rankbuffer_trl.training._scorer import GroupScorer, StepScore
 
 QUERIES = [replace(QUERY, id=name) for name in "abc"]
 
@@ -114,7 +114,7 @@ def test_rollouts_that_come_together_are_asked_about_once_and_not_in_a_whole_gro
         heard.append((group.query.id, here))
         return []
 
-    monkeypatch.setattr("rankbuffer_trl.step.early_questions", early)
+    monkeypatch.setattr("rankbuffer_trl._step.early_questions", early)
     made, groups = scorer(scripted_judge(by_number), RankBuffer()), [group_of("n"), group_of("m")]
     begin(made, groups)
 

@@ -15,7 +15,7 @@ from evaluation.files import write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
 from evaluation.official import ScriptError, run_official
 from evaluation.results import format_interval
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge._verdicts import VerdictError
 
 rows = st.dictionaries(
     st.integers(0, 50).map(str), st.builds(Row, st.floats(-100, 100), st.floats(0.1, 6)), min_size=2, max_size=30

@@ -18,8 +18,8 @@ from evaluation.metric import mean
 from evaluation.wildbench import prompts, scores
 from evaluation.wildbench.benchmark import REFERENCES, WildBench
 from evaluation.wildbench.scores import CUT, EMPTY, GROUP_WEIGHTS, REWARDS, Judged, groups_of, score_wildbench
+from rankbuffer_trl.judge._verdicts import VerdictError
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.verdicts import VerdictError
 
 tags = st.lists(st.sampled_from(sorted(scores.GROUP_OF)), min_size=1, max_size=4)
 ratings = st.builds(Judged, st.integers(1, 10).map(float), tags.map(groups_of), st.booleans())

@@ -12,7 +12,7 @@ from evaluation.benchmark import AROUND
 from evaluation.metric import mean
 from evaluation.writingbench.benchmark import WritingBench, read_queries
 from evaluation.writingbench.scores import of_domain, overall, read_verdict, score_writingbench
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge._verdicts import VerdictError
 
 GOOD = '{"score": 7, "reason": "so {it} is"}'
 

@@ -29,9 +29,9 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.judge._endpoint import Endpoint
+from rankbuffer_trl.judge._rubric_judge import rubric_score
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.rubric_judge import rubric_score
 from rankbuffer_trl.monitoring.progress import compare_visits
 from rankbuffer_trl.ranking import rank_rewards
 
@@ -186,8 +186,8 @@ def test_an_unscored_rollout_has_no_reward_at_all_in_a_stock_trainer(tmp_path, t
 FAULTY = """
 from datasets import Dataset
 from rankbuffer_trl import Judge, RankBufferError, RankBufferReward
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.rewards.beyond.listwise import Listwise
+from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.rewards.beyond._listwise import Listwise
 
 prompts = Dataset.from_list([{"prompt": "Why?"}])
 judge = Judge(OpenAIClient(__URL__, "m", max_retries=0), max_attempts=1)

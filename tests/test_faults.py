@@ -61,15 +61,17 @@ from rankbuffer_trl.judge import (
     TransportError,
     Usage,
     insertion_question,
-    openai_client,
     pointwise_question,
 )
-from rankbuffer_trl.judge.completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
-from rankbuffer_trl.judge.errors import masked
-from rankbuffer_trl.judge.judge import ODD, warn_of_counts
-from rankbuffer_trl.judge.ledger import MOST_TOKENS
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.training.first import first_question
+from rankbuffer_trl.judge import (
+    _openai_client as openai_client,
+)
+from rankbuffer_trl.judge._completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
+from rankbuffer_trl.judge._errors import masked
+from rankbuffer_trl.judge._judge import ODD, warn_of_counts
+from rankbuffer_trl.judge._ledger import MOST_TOKENS
+from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.training._first import first_question
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
 

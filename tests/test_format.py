@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.rewards.format import (
+from rankbuffer_trl.rewards._format import (
     Answer,
     AnswerExtractor,
     check_format,

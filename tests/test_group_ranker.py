@@ -13,12 +13,12 @@ from helpers.judges import Fake
 from helpers.programs import blocks
 
 from rankbuffer_trl import GroupRanker, rank_texts
-from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, prompt_id
+from rankbuffer_trl.data._queries import GENERIC_RUBRICS, DataError, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
-from rankbuffer_trl.judge.errors import TransportError
-from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge._errors import TransportError
+from rankbuffer_trl.rewards._method import load_method
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 
 

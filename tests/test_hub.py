@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.monitoring.buffer_table import TABLE_FILE
-from rankbuffer_trl.monitoring.model_card import on_hub, public, write_model_card
-from rankbuffer_trl.store.places import read_store
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.data._queries import load_queries
+from rankbuffer_trl.monitoring._buffer_table import TABLE_FILE
+from rankbuffer_trl.monitoring._model_card import on_hub, public, write_model_card
+from rankbuffer_trl.store._places import read_store
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
@@ -145,7 +145,7 @@ def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch
     assert hub.uploads == []
     trainer.save_state()
     card = Mock(side_effect=write_model_card)
-    monkeypatch.setattr("rankbuffer_trl.training.trainer.write_model_card", card)
+    monkeypatch.setattr("rankbuffer_trl.training._trainer.write_model_card", card)
     trainer.push_to_hub()
     assert card.call_count == 1 and (tmp_path / "run" / "trainer_state.json").is_file()
     assert [path for path, _ in hub.uploads] == [""]

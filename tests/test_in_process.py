@@ -19,7 +19,8 @@ from rankbuffer_tools.in_process import TransformersJudge, impose, load, reader
 from rankbuffer_trl import Judge
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.judge import insertion_question, pairwise_question, pointwise_question, ranking_question, verdicts
+from rankbuffer_trl.judge import _verdicts as verdicts
+from rankbuffer_trl.judge import insertion_question, pairwise_question, pointwise_question, ranking_question
 
 QUERY = ask_for("q")
 TEXTS = [f"text {i}" for i in range(12)]

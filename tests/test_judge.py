@@ -21,12 +21,14 @@ from rankbuffer_trl.judge import (
     RubricJudge,
     TransportError,
     Usage,
-    openai_client,
+)
+from rankbuffer_trl.judge import (
+    _openai_client as openai_client,
 )
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
-from rankbuffer_trl.judge.judge import arguments_of
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge._judge import arguments_of
+from rankbuffer_trl.judge._openai_client import OpenAIClient
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rankbuffer_tools.data.check import CheckSettings, needed_context
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.groups import Query, Rubric
-from rankbuffer_trl.training.batches import Batches
+from rankbuffer_trl.training._batches import Batches
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
+from rankbuffer_trl.rewards._llm_buffer import LLMBuffer
 
 PLAIN, AHEAD = LLMBuffer(), LLMBuffer(look_ahead=True)
 both = pytest.mark.parametrize("method", [PLAIN, AHEAD], ids=["plain", "look-ahead"])

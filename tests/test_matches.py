@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.rewards.arenarl import ArenaRL
-from rankbuffer_trl.rewards.matches import make_match
-from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
-from rankbuffer_trl.rewards.prefetch import first_questions
-from rankbuffer_trl.rewards.rrc_agr import RRCAGR
-from rankbuffer_trl.rewards.rrc_scr import RRCSCR
-from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.rewards._arenarl import ArenaRL
+from rankbuffer_trl.rewards._matches import make_match
+from rankbuffer_trl.rewards._pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards._prefetch import first_questions
+from rankbuffer_trl.rewards._rrc_agr import RRCAGR
+from rankbuffer_trl.rewards._rrc_scr import RRCSCR
+from rankbuffer_trl.rewards._tournament import Tournament
 from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, fails, faulty, make, play, quality, truth
 
 PAIRED = (RRCSCR(), RRCAGR(), PairwiseRank(), Tournament())
@@ -71,7 +71,7 @@ def test_tournament_counts_matches_won(qualities, case, seed):
         matches.append(make_match(*arguments, **options))
         return matches[-1]
 
-    with patch("rankbuffer_trl.rewards.tournament.make_match", kept):
+    with patch("rankbuffer_trl.rewards._tournament.make_match", kept):
         played = play(Tournament(seed), group, faulty(case))
     points = tournament(group, played, [match.shown for match in matches], case)
     if len(qualities) == 1:

@@ -19,26 +19,26 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer, select_k0
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import TransportError, ranking_question
-from rankbuffer_trl.rewards.arenarl import ArenaRL
-from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
-from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
-from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
-from rankbuffer_trl.rewards.beyond.ruler import Ruler
-from rankbuffer_trl.rewards.gdpo import GDPO
-from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.method import MEMBERS, RewardMethod, load_method, score_by_order
-from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
-from rankbuffer_trl.rewards.pointwise import Pointwise
-from rankbuffer_trl.rewards.prefetch import first_questions
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rrc_agr import RRCAGR
-from rankbuffer_trl.rewards.rrc_scr import RRCSCR
-from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.rewards._arenarl import ArenaRL
+from rankbuffer_trl.rewards._gdpo import GDPO
+from rankbuffer_trl.rewards._llm_buffer import LLMBuffer
+from rankbuffer_trl.rewards._method import MEMBERS, RewardMethod, load_method, score_by_order
+from rankbuffer_trl.rewards._pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards._pointwise import Pointwise
+from rankbuffer_trl.rewards._prefetch import first_questions
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._rrc_agr import RRCAGR
+from rankbuffer_trl.rewards._rrc_scr import RRCSCR
+from rankbuffer_trl.rewards._tournament import Tournament
+from rankbuffer_trl.rewards.beyond._listwise import Listwise
+from rankbuffer_trl.rewards.beyond._pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.beyond._rankbuffer_soft import RankBufferSoft
+from rankbuffer_trl.rewards.beyond._ratings_soft import RatingsSoft
+from rankbuffer_trl.rewards.beyond._ruler import Ruler
 from rankbuffer_trl.settings import RENAMED, say_renamed
 from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, RUBRICS, fails, faulty, make, play, quality, truth, unguarded
-from rankbuffer_trl.training.first import first_question, stand_in
-from rankbuffer_trl.training.state import differences
+from rankbuffer_trl.training._first import first_question, stand_in
+from rankbuffer_trl.training._state import differences
 
 METHODS = (
     Pointwise(),
@@ -396,8 +396,8 @@ class Shortlist(RewardMethod):
 
 
 FILES = {
-    path.stem: module.METHOD
-    for path in sorted((ROOT / "rankbuffer_trl" / "rewards").rglob("*.py"), key=lambda path: path.stem)
+    path.stem.lstrip("_"): module.METHOD
+    for path in sorted((ROOT / "rankbuffer_trl" / "rewards").rglob("*.py"), key=lambda path: path.stem.lstrip("_"))
     if hasattr(module := importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)), "METHOD")
 }
 

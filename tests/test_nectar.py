@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.data.nectar import Unusable, parse_prompt, place_of, sample_rows, to_row
-from rankbuffer_trl.data.queries import DataError, load_queries
+from rankbuffer_trl.data._queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -328,7 +328,7 @@ def test_prepare_nectar_asks_the_hub_for_nectar(tmp_path, howto, monkeypatch):
         asked.append((path, kwargs))
         return Dataset.from_list([raw_row(i, howto) for i in range(3)])
 
-    monkeypatch.setattr("rankbuffer_trl.data.queries.load_dataset", load)
+    monkeypatch.setattr("rankbuffer_trl.data._queries.load_dataset", load)
     config = prepare_nectar.NectarConfig(output_file=str(tmp_path / "out.jsonl"))
     assert prepare_nectar.main(config) == 0
     assert asked == [("berkeley-nest/Nectar", {"name": None, "split": "train", "streaming": False})]

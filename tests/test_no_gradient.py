@@ -4,7 +4,7 @@ import pytest
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer
 
-from rankbuffer_trl.monitoring.no_gradient import CAUSES, TIED_GENERATIONS, GradientMonitor, Pull, no_gradient
+from rankbuffer_trl.monitoring._no_gradient import CAUSES, TIED_GENERATIONS, GradientMonitor, Pull, no_gradient
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ class Collapsed(ScriptedTrainer):
     ],
 )
 def test_trainer_warns_of_a_run_that_cannot_learn(training, caplog, monkeypatch, cause, cls, settings):
-    monkeypatch.setattr("rankbuffer_trl.training.state.first_question", lambda *_: None)
+    monkeypatch.setattr("rankbuffer_trl.training._state.first_question", lambda *_: None)
     settings = {"format_weight": 0.0, **settings}
     trainer = training(cls=cls, max_steps=TIED_GENERATIONS + 1, **settings)
     trainer.train()

@@ -20,11 +20,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_tools.rubric_server import make_app
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.judge import REPEAT
-from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
-from rankbuffer_trl.judge.verdicts import VerdictError, order_verdict, position_verdict
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.data._queries import load_queries
+from rankbuffer_trl.judge._judge import REPEAT
+from rankbuffer_trl.judge._rubric_judge import judge as by_rubrics
+from rankbuffer_trl.judge._verdicts import VerdictError, order_verdict, position_verdict
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.testing import QUERY, make, truth
 
 PROGRAM = ROOT / "examples" / "rankbuffer_in_one_file.py"

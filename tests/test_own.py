@@ -10,10 +10,10 @@ from helpers.scripted import config
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards.reward_functions import numbered
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.scorer import open_scorer
+from rankbuffer_trl.rewards._reward_functions import numbered
+from rankbuffer_trl.training._config import RankBufferConfig
+from rankbuffer_trl.training._plan import RunPlan
+from rankbuffer_trl.training._scorer import open_scorer
 
 MADE = []
 

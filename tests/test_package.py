@@ -193,7 +193,7 @@ def test_the_image_and_the_cloud_file_name_what_is_there(package):
 
 
 def test_citation_and_changelog_are_of_this_version_and_of_the_paper():
-    from rankbuffer_trl.training.trainer import RankBufferTrainer
+    from rankbuffer_trl.training._trainer import RankBufferTrainer
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__

@@ -18,13 +18,13 @@ from rankbuffer_tools.paper import BENCHMARKS, RECIPE_FOLDER, average, paper_rec
 from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
-from rankbuffer_trl.checkpointing.checkpoint import describe, write_manifest
+from rankbuffer_trl.checkpointing._checkpoint import describe, write_manifest
 from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.rewards._method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE, SAVED
+from rankbuffer_trl.store._places import LIVE_STORE, SAVED
 
 
 def manifest(folder: Path, recipe: dict, seed: int = 1) -> dict:

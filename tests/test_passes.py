@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import rank_rewards, rank_tiers, rewards_from_ranks
-from rankbuffer_trl.rewards.beyond.listwise import Listwise
-from rankbuffer_trl.rewards.beyond.passes import (
+from rankbuffer_trl.rewards._prefetch import early_questions
+from rankbuffer_trl.rewards.beyond._listwise import Listwise
+from rankbuffer_trl.rewards.beyond._passes import (
     balanced,
     block_orders,
     disputed,
@@ -28,7 +29,6 @@ from rankbuffer_trl.rewards.beyond.passes import (
     mean_ranks,
     pass_questions,
 )
-from rankbuffer_trl.rewards.prefetch import early_questions
 from rankbuffer_trl.testing import make, play, quality, truth
 
 SEEDS = st.integers(0, 99)

@@ -10,15 +10,15 @@ import pytest
 from conftest import ROOT
 from test_methods import METHODS
 
+from rankbuffer_trl._step import PENDING
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Question, Verdict, VerdictError, pairwise_question
-from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.method import RewardMethod, score_by_order, score_by_reward
-from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
-from rankbuffer_trl.rewards.prefetch import early_questions, first_questions, without
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.step import PENDING
+from rankbuffer_trl.rewards._llm_buffer import LLMBuffer
+from rankbuffer_trl.rewards._method import RewardMethod, score_by_order, score_by_reward
+from rankbuffer_trl.rewards._pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards._prefetch import early_questions, first_questions, without
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.testing import make, play
 
 FROZEN = json.loads((ROOT / "tests" / "golden" / "first_questions.json").read_text())

@@ -27,18 +27,18 @@ from rankbuffer_tools.train.memory import memory_line
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_tools.train.preflight import preflight, report
 from rankbuffer_tools.train.price import RunPrice
-from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data._queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage, pairwise_question
-from rankbuffer_trl.judge.quoting import LONGEST_QUOTED
-from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
+from rankbuffer_trl.judge._quoting import LONGEST_QUOTED
+from rankbuffer_trl.rewards._method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training.budget import spent_before
-from rankbuffer_trl.training.first import first_question
-from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.scorer import open_scorer
+from rankbuffer_trl.store._places import LIVE_STORE, read_store
+from rankbuffer_trl.training._budget import spent_before
+from rankbuffer_trl.training._first import first_question
+from rankbuffer_trl.training._plan import RunPlan
+from rankbuffer_trl.training._scorer import open_scorer
 
 PLACED = '{"position": 1}'
 

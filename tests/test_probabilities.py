@@ -22,8 +22,8 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.ledger import Reply
-from rankbuffer_trl.judge.probabilities import (
+from rankbuffer_trl.judge._ledger import Reply
+from rankbuffer_trl.judge._probabilities import (
     LEAST_CHANCE,
     SLACK,
     UNSEEN,
@@ -32,13 +32,13 @@ from rankbuffer_trl.judge.probabilities import (
     read_chances,
     read_samples,
 )
-from rankbuffer_trl.judge.verdicts import VerdictError, position_verdict, score_verdict, winner_verdict
-from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
-from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
-from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
-from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.rewards.pointwise import Pointwise
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge._verdicts import VerdictError, position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.rewards._method import load_method
+from rankbuffer_trl.rewards._pointwise import Pointwise
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.beyond._pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.beyond._rankbuffer_soft import RankBufferSoft
+from rankbuffer_trl.rewards.beyond._ratings_soft import RatingsSoft
 from rankbuffer_trl.testing import QUERY, RESPONSE_LINES, fails, faulty, make, play
 
 DIGITS = score_verdict(9)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.monitoring.probes import probe, probe_groups, probe_metrics, repeated_share, summary
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.monitoring._probes import probe, probe_groups, probe_metrics, repeated_share, summary
+from rankbuffer_trl.rewards._method import GroupScore
 
 RUBRICS = (Rubric("Says what is needed: a pan, boiling water.", 5), Rubric("Names brands.", -2))
 
@@ -78,7 +78,7 @@ def test_probes_are_made_while_the_judge_is_waited_for(training, monkeypatch):
         seen.append((threading.current_thread() is threading.main_thread(), len(groups)))
         raise RuntimeError("odd text")
 
-    monkeypatch.setattr("rankbuffer_trl.training.reward_function.probe_groups", probing)
+    monkeypatch.setattr("rankbuffer_trl.training._reward_function.probe_groups", probing)
     trainer = training(max_steps=1)
     trainer.train()
     assert seen == [(False, 3)] and "rewards/rank_reward/mean" in trainer.state.log_history[0]

@@ -26,8 +26,8 @@ from rankbuffer_trl.monitoring.progress import (
     since_last_visit,
     visits_by_query,
 )
-from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._llm_buffer import LLMBuffer
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 
 REFERENCES, ROLLOUTS = 7, 8
 

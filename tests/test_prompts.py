@@ -3,8 +3,8 @@
 import pytest
 from test_format import of_trl, tokenizer_with
 
-from rankbuffer_trl.data.prompts import check_prompts
-from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.data._prompts import check_prompts
+from rankbuffer_trl.data._queries import DataError
 
 USER = {"role": "user", "content": "Why?"}
 THOUGHTS = "<think>\nHm.\n</think>\n\nSo."

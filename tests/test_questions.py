@@ -22,10 +22,10 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.questions import weighted_rubrics
-from rankbuffer_trl.judge.quoting import MARKER
-from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.judge.verdicts import (
+from rankbuffer_trl.judge._questions import weighted_rubrics
+from rankbuffer_trl.judge._quoting import MARKER
+from rankbuffer_trl.judge._rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.judge._verdicts import (
     constrain,
     order_verdict,
     position_verdict,

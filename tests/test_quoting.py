@@ -28,9 +28,9 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.judge import REPEAT
-from rankbuffer_trl.judge.quoting import LONGEST_QUOTED, defuse, quote, show_response
-from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, rubric_score
+from rankbuffer_trl.judge._judge import REPEAT
+from rankbuffer_trl.judge._quoting import LONGEST_QUOTED, defuse, quote, show_response
+from rankbuffer_trl.judge._rubric_judge import insertion_position, judge, rubric_score
 
 ALL = STOPPED | NOT_STOPPED
 INNOCENT = "Pour hot water over tea."

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, bootstrap_buffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.ranking import INSERTION_BINS, coarse_to_fine, insertion_bin, rank_rewards
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 
 QUERY = Query(
     id="tea",

@@ -17,9 +17,9 @@ from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training._config import RankBufferConfig
 
 RECIPES = ROOT / "recipes"
 PAPER, BEYOND = (sorted((RECIPES / folder).glob("*.yaml")) for folder in ("paper", "beyond"))

@@ -27,16 +27,16 @@ from rankbuffer_tools.report.page import escape, format_number, pack
 from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import examples_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Usage
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
-from rankbuffer_trl.monitoring.model_card import CardFacts, write_model_card
+from rankbuffer_trl.monitoring._buffer_sizes import buffer_size_table
+from rankbuffer_trl.monitoring._model_card import CardFacts, write_model_card
 from rankbuffer_trl.monitoring.progress import visits_by_query, weigh
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.rewards.pointwise import Pointwise
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._method import GroupScore
+from rankbuffer_trl.rewards._pointwise import Pointwise
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store.places import DUEL_FILE, LIVE_STORE, REPORT
+from rankbuffer_trl.store._places import DUEL_FILE, LIVE_STORE, REPORT
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from rankbuffer_tools.report.runs import open_runs, run_names
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.database import VERSION
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store._database import VERSION
+from rankbuffer_trl.store._places import LIVE_STORE
 
 MANIFEST = {"format": VERSION, "processes": 1, "config": {}, "files": {}, "store_sha256": ""}
 

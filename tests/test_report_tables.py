@@ -11,8 +11,8 @@ from rankbuffer_tools.report.charts import judge_charts
 from rankbuffer_tools.report.report import advantage_lanes
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.judge import Call, Usage
-from rankbuffer_trl.monitoring import probes
-from rankbuffer_trl.monitoring.buffer_sizes import buffer_size_table
+from rankbuffer_trl.monitoring import _probes as probes
+from rankbuffer_trl.monitoring._buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore
 
 

@@ -13,11 +13,11 @@ from helpers.servers import served
 
 from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
-from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, load_queries, prompt_id
+from rankbuffer_trl.data._queries import GENERIC_RUBRICS, DataError, load_queries, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
-from rankbuffer_trl.judge.questions import weighted_rubrics
+from rankbuffer_trl.judge._questions import weighted_rubrics
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -26,15 +26,15 @@ from helpers.trainings import ROWS, TRAININGS, Training, distance, evaluations, 
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_trl.checkpointing.checkpoint import files_of
+from rankbuffer_trl.checkpointing._checkpoint import files_of
+from rankbuffer_trl.checkpointing._sampler import EpochSampler
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
-from rankbuffer_trl.checkpointing.sampler import EpochSampler
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 KEPT = sorted((Path(__file__).parent / "checkpoints").glob("*.tar.xz"))
 slow = lambda test: pytest.mark.slow(pytest.mark.timeout(1800)(test))  # noqa: E731  (the first one waits for all rows)

@@ -33,12 +33,12 @@ from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from rankbuffer_trl.checkpointing.distributed import MainProcessError
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.checkpointing._distributed import MainProcessError
+from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training import rollouts as trainer_module
-from rankbuffer_trl.training.rollouts import (
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training import _rollouts as trainer_module
+from rankbuffer_trl.training._rollouts import (
     KEEPALIVE,
     RETRIES,
     RolloutError,
@@ -46,7 +46,7 @@ from rankbuffer_trl.training.rollouts import (
     known_to_us,
     spare_proxy,
 )
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -231,7 +231,7 @@ def test_known_to_us_holds_for_the_installed_trl(monkeypatch):
 
 def test_a_name_that_trl_drops_stops_only_rollouts_from_a_server(monkeypatch):
     monkeypatch.delattr(vllm_client, "parse_logprobs")
-    names = runpy.run_module("rankbuffer_trl.training.rollouts")
+    names = runpy.run_module("rankbuffer_trl.training._rollouts")
     with pytest.raises(ImportError, match="parse_logprobs"):
         names["read_rollout"]({"choices": []}, 1)
 
@@ -341,7 +341,7 @@ def test_generate_ends_when_the_server_is_silent(separate, monkeypatch):
 
 def test_generate_hands_an_error_to_all_of_several_processes(separate, monkeypatch):
     """The others get the lists by pickle. TRL reads them on all processes."""
-    monkeypatch.setattr("rankbuffer_trl.training.rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
+    monkeypatch.setattr("rankbuffer_trl.training._rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
     with separate(timeout=0.2, hold=lambda number: True) as (_, ours):
         made = ours.generate([[1], [2]])
     for name in ("prompt_ids", "completion_ids", "logprobs"):

@@ -24,7 +24,7 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, rubric_score
+from rankbuffer_trl.judge._rubric_judge import insertion_position, judge, meets, rubric_score
 from rankbuffer_trl.stems import stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rankbuffer_tools.batch.output import beside, check_output, write_rows
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
-from rankbuffer_trl.data.queries import GENERIC_RUBRICS, DataError, QueryTable, generic_row, load_queries
+from rankbuffer_trl.data._queries import GENERIC_RUBRICS, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError
 

@@ -14,9 +14,9 @@ from helpers.judges import Fake, shuffled
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
-from rankbuffer_trl.monitoring.metrics import placement_columns, step_metrics
-from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.monitoring._metrics import placement_columns, step_metrics
+from rankbuffer_trl.rewards._method import GroupScore
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 
 TABLES = ("responses", "buffers", "groups", "calls")
 BARE = replace(numbers(), responses=())
@@ -189,7 +189,7 @@ def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("rankbuffer_trl.training.scorer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("rankbuffer_trl.training._scorer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     made = scorer(scripted_judge(by_number))
     monkeypatch.setattr(made.store, "load", spending(10, made.store.load))
     monkeypatch.setattr(made.store, "commit", spending(1, made.store.commit))

@@ -19,9 +19,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import Judge, JudgeError, Question, insertion_question
-from rankbuffer_trl.judge import servers as module
-from rankbuffer_trl.judge.servers import HOLDS, Servers
-from rankbuffer_trl.training.first import first_question
+from rankbuffer_trl.judge import _servers as module
+from rankbuffer_trl.judge._servers import HOLDS, Servers
+from rankbuffer_trl.training._first import first_question
 
 PATIENCE = 30.0  # seconds for what should happen at once
 FOR_EVER = 1e9

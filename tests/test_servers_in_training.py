@@ -18,8 +18,8 @@ from helpers.scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.judge import Judge, Tally, insertion_question
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.judge._servers import Servers
+from rankbuffer_trl.store._places import LIVE_STORE
 
 PATIENCE = 30.0  # seconds for what should happen at once
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

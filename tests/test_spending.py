@@ -19,12 +19,12 @@ from helpers.visits import call, visit_all
 from rankbuffer_tools.train import command
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, Usage
-from rankbuffer_trl.judge.rubric_judge import RubricJudge
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge._rubric_judge import RubricJudge
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training.first import first_question
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.store._places import LIVE_STORE, read_store
+from rankbuffer_trl.training._first import first_question
+from rankbuffer_trl.training._scorer import GroupScorer
 
 TOKENS = Usage(10, 4, 3)  # of a reply of the scripted judge
 

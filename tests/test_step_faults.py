@@ -15,14 +15,14 @@ from helpers.servers import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, j
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_trl.checkpointing.distributed import StepLeft
+from rankbuffer_trl._step import Step
+from rankbuffer_trl.checkpointing._distributed import StepLeft
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
-from rankbuffer_trl.judge.ledger import MOST_TOKENS
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.step import Step
+from rankbuffer_trl.judge._ledger import MOST_TOKENS
+from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training._scorer import GroupScorer
 
 
 def number(prompt: str) -> web.Response:

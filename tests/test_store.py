@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.rewards._method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, history
 
 contents = partial(stored.contents, without=())

@@ -18,8 +18,8 @@ from helpers.visits import call, killed_in_a_commit, visit, visit_all
 from rankbuffer_trl.checkpointing.manifest import FOLDER
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.buffer_store import STORE_FILE
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.store._buffer_store import STORE_FILE
+from rankbuffer_trl.store._places import LIVE_STORE, read_store
 
 contents = partial(stored.contents, without=())
 
@@ -131,14 +131,14 @@ def test_commit_waits_for_a_reader_and_says_so(store, read_halfway, monkeypatch)
         if len(warnings) == 3:
             read_halfway.close()
 
-    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.logger.warning", warn)
+    monkeypatch.setattr("rankbuffer_trl.store._buffer_store.logger.warning", warn)
     visit_all(store, "ab", range(2, 3))
     assert len(warnings) == 3 and "live.sqlite is locked by another process" in warnings[0]
     assert store.last_step() == 2 and store.totals() == Totals.of([call()] * 6)
 
 
 def test_commit_does_not_wait_for_ever(store, read_halfway, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    monkeypatch.setattr("rankbuffer_trl.store._buffer_store.COMMIT_WAIT", 0)
     before = contents(store)
     with pytest.raises(StoreError, match=r"cannot write the buffer store .*locked"):
         store.commit(2, [visit("a", 2)])
@@ -202,7 +202,7 @@ def test_connect_refuses_a_journal_that_would_delete_a_file(tmp_path, store, use
 
 
 def test_open_to_read_takes_no_part_in_writing_and_rows_that_are_not_read_hold_nobody_up(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    monkeypatch.setattr("rankbuffer_trl.store._buffer_store.COMMIT_WAIT", 0)
     store.rows("PRAGMA busy_timeout = 1")
     visit_all(store, "ab", range(2))
     reading = BufferStore(tmp_path / "live.sqlite", read_only=True)

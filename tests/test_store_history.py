@@ -21,8 +21,8 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.monitoring import progress
-from rankbuffer_trl.monitoring.buffer_table import export_buffers
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.monitoring._buffer_table import export_buffers
+from rankbuffer_trl.rewards._method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, history
 
 
@@ -114,7 +114,7 @@ def test_readers_of_numbers_leave_no_lock_behind(run):
 
 
 def test_export_buffers_writes_a_data_set(tmp_path, run, store, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.monitoring.buffer_table.QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.monitoring._buffer_table.QUERIES", 2)
     path = tmp_path / "out" / "buffers.parquet"
     buffers = {id: store.load(id) for id in store.query_ids()}
     assert len(buffers) > 2

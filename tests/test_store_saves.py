@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.buffer_store import STORE_FILE
+from rankbuffer_trl.store._buffer_store import STORE_FILE
 
 EMPTY = {table: [] for table in stored.TABLES}
 contents = partial(stored.contents, without=())

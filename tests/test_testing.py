@@ -12,9 +12,9 @@ import pytest
 from test_methods import METHODS
 
 from rankbuffer_trl.judge import group_question, pairwise_question
-from rankbuffer_trl.rewards.method import GroupScore, RewardMethod, score_by_reward
-from rankbuffer_trl.rewards.pointwise import Pointwise
-from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.rewards._method import GroupScore, RewardMethod, score_by_reward
+from rankbuffer_trl.rewards._pointwise import Pointwise
+from rankbuffer_trl.rewards._tournament import Tournament
 from rankbuffer_trl.testing import check_method, make, play, quality, truth, truthful_judge
 
 COUNT = itertools.count()

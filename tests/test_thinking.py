@@ -11,8 +11,8 @@ from test_format import of_trl
 from transformers import AutoTokenizer
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.judge._rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.store._places import LIVE_STORE
 
 THOUGHT = "let me see what they want to hear"
 EMPTY = (2, 3, 4)

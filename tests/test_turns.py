@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import Judge, insertion_question
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.judge.turns import MOST_ROUNDS, Turns
+from rankbuffer_trl.judge._servers import Servers
+from rankbuffer_trl.judge._turns import MOST_ROUNDS, Turns
 
 
 @pytest.mark.parametrize("late", ["hangs", "504"])

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import VerdictError
-from rankbuffer_trl.judge.verdicts import (
+from rankbuffer_trl.judge._verdicts import (
     DECODINGS,
     GRAMMAR_LIMIT,
     Verdict,
@@ -229,7 +229,7 @@ def test_grammars_grow_with_the_sets_of_ids_left():
 
 
 def test_a_grammar_is_made_when_a_server_imposes_it(monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.judge.verdicts.permutation_grammar", made := Mock(return_value="root"))
+    monkeypatch.setattr("rankbuffer_trl.judge._verdicts.permutation_grammar", made := Mock(return_value="root"))
     verdict = order_verdict((70, 71))
     assert verdict == order_verdict((70, 71)) and verdict.parse('{"order": [71, 70]}') == [71, 70]
     assert "structured_outputs" not in constrain(verdict, "none", 0) | constrain(verdict, "json_schema", 0)

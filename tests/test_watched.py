@@ -8,14 +8,14 @@ from conftest import ask_all
 from helpers.servers import GOOD, completion
 
 from rankbuffer_tools.train import ending
-from rankbuffer_trl.checkpointing.checkpoint import describe
+from rankbuffer_trl.checkpointing._checkpoint import describe
 from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge._questions import insertion_question
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.questions import insertion_question
-from rankbuffer_trl.monitoring.step_log import METRICS_FILE, StepLog, step_of
-from rankbuffer_trl.training.rollouts import RolloutError
+from rankbuffer_trl.monitoring._step_log import METRICS_FILE, StepLog, step_of
+from rankbuffer_trl.training._rollouts import RolloutError
 
 
 def steps(folder) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_log_that_cannot_be_written_ends_nothing_and_keeps_no_half_line(tmp_pa
         def write(self, content):
             return self.file.write(content[:10])
 
-    monkeypatch.setattr("rankbuffer_trl.monitoring.step_log.open", Full, raising=False)
+    monkeypatch.setattr("rankbuffer_trl.monitoring._step_log.open", Full, raising=False)
     trainer = training(max_steps=1, logging_steps=1)
     trainer.train()
     assert trainer.state.global_step == 1 and (tmp_path / METRICS_FILE).read_bytes() == b""

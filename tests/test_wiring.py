@@ -30,17 +30,17 @@ from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, SETTINGS_GROUPS
-from rankbuffer_trl.data.queries import GENERIC_RUBRICS
-from rankbuffer_trl.group_ranker import GroupRanker
+from rankbuffer_trl._group_ranker import GroupRanker
+from rankbuffer_trl.data._queries import GENERIC_RUBRICS
 from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.rewards.format import AnswerExtractor
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.reward_function import RankBufferReward
-from rankbuffer_trl.training.rollouts import separate_rollouts
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.rewards._format import AnswerExtractor
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
+from rankbuffer_trl.training._config import RankBufferConfig
+from rankbuffer_trl.training._reward_function import RankBufferReward
+from rankbuffer_trl.training._rollouts import separate_rollouts
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 from recipes.generate_responses import ResponsesConfig
 from recipes.generate_rubrics import RubricsConfig
 from recipes.prepare_nectar import NectarConfig
@@ -84,9 +84,9 @@ def at(tmp_path, howto, monkeypatch, run, tiny_policy):
     splits = ("held", "seen")
     parts = [{"config_name": n, "data_files": [{"split": s, "path": f"{n}.jsonl"} for s in splits]} for n in files]
     (sets / "README.md").write_text(f"---\nconfigs: {json.dumps(parts)}\n---\n")
-    ends.door("rankbuffer_trl.judge.judge.Judge.__init__", when=lambda given: isinstance(given["client"], Servers))
-    ends.door("rankbuffer_trl.judge.servers.Servers.__init__")
-    ends.door("rankbuffer_trl.judge.openai_client.OpenAIClient.__init__")
+    ends.door("rankbuffer_trl.judge._judge.Judge.__init__", when=lambda given: isinstance(given["client"], Servers))
+    ends.door("rankbuffer_trl.judge._servers.Servers.__init__")
+    ends.door("rankbuffer_trl.judge._openai_client.OpenAIClient.__init__")
     places = {"tmp": tmp_path, "out": tmp_path / "out", "sets": sets, "run": str(run.path), "policy": tiny_policy}
     with ends.serving():
         yield SimpleNamespace(ends=ends, howto=howto, **places)
@@ -278,7 +278,7 @@ def responses(at) -> dict:
     answer = at.ends.answer
     # Three different responses of five: fewer than by default are enough.
     at.ends.answer = lambda body: f"Sample {body['seed'] // 1000 % 3}." if body["model"] == "sampler" else answer(body)
-    at.ends.door("rankbuffer_trl.judge.servers.Servers.of")
+    at.ends.door("rankbuffer_trl.judge._servers.Servers.of")
     rows = judge(at) | data(at, "bare") | sent(temperature=0.31, top_p=0.32, max_tokens=2222)
     among = lambda name, value: To(value, lambda ends: plain(value) in ends.arrived(name))  # noqa: E731
     alike = {"judge_timeout": 77.0, "judge_prompt_price": 2.0, "judge_cached_price": 0.5}
@@ -418,7 +418,7 @@ def ask_reward(at, values: dict) -> None:
 
 @starts("RankBufferReward", RankBufferReward, ask_reward)
 def stock_reward(at) -> dict:
-    at.ends.doors("rankbuffer_trl.training.reward_function", "GroupScorer BufferStore GroupSettings")
+    at.ends.doors("rankbuffer_trl.training._reward_function", "GroupScorer BufferStore GroupSettings")
     return reward(at) | needed(num_generations=3) | {
         "num_generations_eval": 5,
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
@@ -442,7 +442,7 @@ def rank_a_group(at, values: dict) -> None:
 
 @starts("GroupRanker", GroupRanker, rank_a_group)
 def group_ranker(at) -> dict:
-    at.ends.doors("rankbuffer_trl.group_ranker", "Scoring BufferStore load_method")
+    at.ends.doors("rankbuffer_trl._group_ranker", "Scoring BufferStore load_method")
     rows = reward(at) | listwise() | {"seed": 10}
     return rows | {"format_check": To("think", lambda ends: "a plan" not in ends.asked)}
 
@@ -506,11 +506,9 @@ def train_and_resume(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, train_and_resume)
 def a_run(at) -> dict:
-    names = (
-        "scorer.GroupScorer scorer.Debiasing trainer.AnswerExtractor state.GroupReward.begin trainer.scale_by_signal"
-    )
-    at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
-    at.ends.doors("rankbuffer_trl.checkpointing", "trainer.check_trusted checkpoint.Checkpoints.resumable")
+    names = "_scorer.GroupScorer _scorer.Debiasing _state.GroupReward.begin _reward_function.step_metrics"
+    at.ends.doors("rankbuffer_trl.training", f"{names} _trainer.AnswerExtractor _trainer.scale_by_signal")
+    at.ends.doors("rankbuffer_trl.checkpointing", "_trainer.check_trusted _checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
     function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
     own = {name: value_of(row) for name, row in judge(at).items() if not name.endswith("_price")}
@@ -559,8 +557,8 @@ def use_library(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, use_library)
 def the_library(at) -> dict:
-    at.ends.door("rankbuffer_trl.training.trainer.AnswerExtractor")
-    at.ends.door("rankbuffer_trl.training.rollouts.SeparateRollouts", instead=lambda *args: None)
+    at.ends.door("rankbuffer_trl.training._trainer.AnswerExtractor")
+    at.ends.door("rankbuffer_trl.training._rollouts.SeparateRollouts", instead=lambda *args: None)
     absent = {"model_name_or_path", *data(at)}
     rows = {name: row for name, row in training(at).items() if name not in absent}
     rows |= {"judge_view": To("transcript", {"view": "transcript"}), "judge_view_limit": To(77, {"limit": 77})}

@@ -1,7 +1,7 @@
 """A judge that makes errors of a known size, for responses that a policy has written.
 
 The true worth of a response is the score that the rubrics of the prompt give it
-(`rankbuffer_trl/judge/rubric_judge.py`), without error. The judge sees this worth with the errors of
+(`rankbuffer_trl/judge/_rubric_judge.py`), without error. The judge sees this worth with the errors of
 `simulated_judge.py`, and answers each kind of question in the same way. There, the rollouts of a group have a
 deviation of 0.25 around a mean that starts at 1.2, and the error of one look is 0.09. A linear function maps rubric
 scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is

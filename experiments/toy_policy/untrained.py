@@ -3,7 +3,7 @@
     python -m experiments.toy_policy.untrained --methods grpo rankbuffer listwise_two --weakness phrase --strength 3
 
 Six epochs of rollouts of the policy before training are scored by each method, as in training: by the judge with its
-weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/debiasing.py`), and by the
+weakness, by this judge with a reference judge of one of 20 groups (`rankbuffer_trl/_debiasing.py`), and by the
 reference judge alone. The program prints the cosine of the rewards with the true qualities from the second epoch on,
 the step from which the largest effect is that of the judge's bias, and one JSON line. The rollouts are kept in
 a file beside the policy.

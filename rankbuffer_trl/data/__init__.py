@@ -1,7 +1,7 @@
 """The data set: its rows, its prompts, and what is wrong with them."""
 
-from .prompts import check_prompts, render_messages
-from .queries import (
+from ._prompts import check_prompts, render_messages
+from ._queries import (
     CHECK_HINT,
     FILE_BUILDERS,
     GENERIC_RUBRICS,

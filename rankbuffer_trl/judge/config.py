@@ -16,13 +16,13 @@ from ..settings import (
     load_path,
     parse_setting,
 )
-from .endpoint import Endpoint
-from .judge import ChatClient, Judge
-from .ledger import Totals
-from .openai_client import PING as PING
-from .openai_client import OpenAIClient as OpenAIClient
-from .rubric_judge import RubricJudge
-from .servers import Servers as Servers
+from ._endpoint import Endpoint
+from ._judge import ChatClient, Judge
+from ._ledger import Totals
+from ._openai_client import PING as PING
+from ._openai_client import OpenAIClient as OpenAIClient
+from ._rubric_judge import RubricJudge
+from ._servers import Servers as Servers
 
 MOST_SAMPLES = 100  # a larger number is a slip: the price of a question grows with it
 

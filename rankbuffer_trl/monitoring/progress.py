@@ -25,10 +25,10 @@ from typing import TypeVar
 
 from ..decoding import read_json
 from ..store import history
-from ..store.buffer_store import BufferStore
-from ..store.database import StoreError
+from ..store._buffer_store import BufferStore
+from ..store._database import StoreError
+from ..store._places import DUEL_FILE, report_folder
 from ..store.history import Readable
-from ..store.places import DUEL_FILE, report_folder
 
 T = TypeVar("T")
 LEAST_QUERIES = 10  # on each side, whose rollouts are not all above or all below the shared anchors

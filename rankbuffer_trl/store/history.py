@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..decoding import decode, parse_json, shown
-from ..judge.ledger import FAILURES, Totals
+from ..judge._ledger import FAILURES, Totals
 from ..settings import fields_of
-from .database import StoreError
+from ._database import StoreError
 
 T = TypeVar("T")
 

@@ -20,11 +20,11 @@ from selenium.webdriver.common.keys import Keys
 
 from rankbuffer_tools.report.report import write_report
 from rankbuffer_trl.buffer import initial_buffer
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data._queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Query, Rubric
-from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards._pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store._places import LIVE_STORE
 
 SWITCHES = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1400,1000")
 

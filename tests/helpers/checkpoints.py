@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rankbuffer_trl.checkpointing.checkpoint import Checkpoints
-from rankbuffer_trl.store.places import SAVED
+from rankbuffer_trl.checkpointing._checkpoint import Checkpoints
+from rankbuffer_trl.store._places import SAVED
 
 
 def checkpoints_of(folder: Path) -> Checkpoints:

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import read_store
+from rankbuffer_trl.store._places import read_store
 
 TABLES = ("responses", "buffers", "groups", "calls")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from rankbuffer_trl.judge import RubricJudge, TransportError, Usage
-from rankbuffer_trl.judge.ledger import Reply, Tally
+from rankbuffer_trl.judge._ledger import Reply, Tally
 from rankbuffer_trl.testing import RESPONSE_LINES, ScriptedClient, quality, truth, unguarded
 
 GOOD = '{"position": 1}'

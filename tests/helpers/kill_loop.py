@@ -22,8 +22,8 @@ from helpers.fake_hub import FolderHub
 from helpers.forks import LONGEST, fork, wait
 from rankbuffer_trl.checkpointing.manifest import checkpoints
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store._places import LIVE_STORE, read_store
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 PHASES = {  # what is a phase; the start is that before the first one
     "start": None,

@@ -12,9 +12,9 @@ from openai import OpenAIError
 from trl import GRPOConfig
 
 from helpers.scripted import ScriptedTrainer, config
-from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data._queries import QueryTable
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
+from rankbuffer_trl.judge._rubric_judge import judge as by_rubrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import rankbuffer_in_one_file as one

@@ -31,8 +31,8 @@ ANSWERS = [f"Boil the egg for {n} minutes." for n in ("two", "three", "four", "f
 def judge_app(model: str) -> web.Application:
     """Serve the embedded judge under a name. It also writes rubrics, always the same."""
     from rankbuffer_tools.rubric_server import make_app
-    from rankbuffer_trl.judge.ledger import Usage
-    from rankbuffer_trl.judge.rubric_judge import RubricJudge
+    from rankbuffer_trl.judge._ledger import Usage
+    from rankbuffer_trl.judge._rubric_judge import RubricJudge
 
     class PathJudge(RubricJudge):
         def answer(self, messages):

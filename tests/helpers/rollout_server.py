@@ -16,7 +16,7 @@ from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
 from helpers.scripted import config
-from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training._config import RankBufferConfig
 
 
 class RolloutServer:

@@ -10,13 +10,13 @@ from pathlib import Path
 from conftest import by_number, group, numbers, scripted_judge, unreachable
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data._queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Totals
-from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards._method import GroupScore, RewardMethod
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training._scorer import GroupScorer
 
 Visit = tuple[RolloutGroup, GroupScore]
 

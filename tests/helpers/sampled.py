@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl
 
 from helpers.scripted import config, contents
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 EPOCHS = 3
 

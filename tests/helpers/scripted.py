@@ -7,10 +7,10 @@ from pathlib import Path
 from datasets import Dataset
 
 from helpers.contents import contents
-from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.data._queries import QueryTable
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training._config import RankBufferConfig
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):

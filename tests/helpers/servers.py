@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from rankbuffer_trl.judge import Judge, TransportError
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge._openai_client import OpenAIClient
 
 CHAT = "/v1/chat/completions"
 KEY = "sk-a-key-that-nobody-may-see"

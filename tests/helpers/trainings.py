@@ -50,10 +50,10 @@ from helpers.scripted import ScriptedTrainer, config, contents
 from helpers.servers import served
 from rankbuffer_tools.train import command
 from rankbuffer_trl.checkpointing.manifest import FOLDER, STATE, checkpoints
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart" / "quickstart.yaml"
 ROLLOUTS = 24  # of one step
@@ -344,7 +344,7 @@ def first_ones(count: int) -> str:
     return " ".join(f"checkpoint-{step + 1}" for step in range(count))
 
 
-TRAINER, STORE = "rankbuffer_trl.training.trainer.RankBufferTrainer", "rankbuffer_trl.store.BufferStore"
+TRAINER, STORE = "rankbuffer_trl.training._trainer.RankBufferTrainer", "rankbuffer_trl.store.BufferStore"
 OPTIMIZER, UPLOAD = "accelerate.optimizer.AcceleratedOptimizer.step", "helpers.fake_hub.FolderHub.upload_folder"
 EARLY, LATE = dict(judge_during_generation=True), dict(judge_during_generation=False)
 BY_TWO, BY_THREE = (dict(save_strategy="steps", save_steps=steps) for steps in (2, 3))
@@ -430,11 +430,11 @@ ROWS = {
         {"settings": EARLY_2.settings}, HUNG, steps=1, codes=[1, 1], lost="",
     ), like="served-2"),
     # Nobody ends the processes, and no start takes half a checkpoint for a whole one.
-    "program-loading": failing("rankbuffer_trl.training.trainer.AnswerExtractor", saved=0, rank=1, after=0),
+    "program-loading": failing("rankbuffer_trl.training._trainer.AnswerExtractor", saved=0, rank=1, after=0),
     "program-preflight": failing("rankbuffer_tools.train.preflight.ask_sample", saved=0, after=0),
     "program-generation": failing(f"{TRAINER}._generate", rank=1),
     "program-reading": failing(f"{TRAINER}._calculate_rewards", rank=1),
-    "program-judging": failing("rankbuffer_trl.step.Step.finish"),
+    "program-judging": failing("rankbuffer_trl._step.Step.finish"),
     "program-commit": failing(f"{STORE}.commit"),
     "program-optimizer": failing(OPTIMIZER, rank=1),
     "program-saving": failing(f"{STORE}.save", after=2),

@@ -8,7 +8,7 @@ from pathlib import Path
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Usage
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.rewards._method import GroupScore
 from rankbuffer_trl.store import BufferStore
 
 

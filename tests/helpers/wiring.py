@@ -17,8 +17,8 @@ from aiohttp import web
 
 from helpers.servers import served
 from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.judge._probabilities import without_doubt
 from rankbuffer_trl.judge.config import ServersConfig
-from rankbuffer_trl.judge.probabilities import without_doubt
 
 ECHOES = {"config", "settings"}  # of the files that a program writes: what it was told proves nothing
 

@@ -16,7 +16,7 @@ from vllm_server import Keeper, Server, build_model, start
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge._openai_client import OpenAIClient
 
 LINES = pytest.StashKey[list[str]]()
 

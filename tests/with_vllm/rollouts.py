@@ -16,9 +16,9 @@ from helpers.judges import Embedded
 from helpers.scripted import config
 from trl.generation.vllm_client import VLLMClient
 
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 SEEDED = {"n": 8, "temperature": 0.6, "max_tokens": 16, "generation_kwargs": {"seed": 5}}
 SAMPLING = {

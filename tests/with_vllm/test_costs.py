@@ -8,7 +8,7 @@ from conftest import Texts
 from vllm_server import CONTEXT, ask
 
 from rankbuffer_trl.judge import Question, Totals, insertion_question, ranking_question
-from rankbuffer_trl.judge.quoting import defuse, quote
+from rankbuffer_trl.judge._quoting import defuse, quote
 
 MARKERS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "[INST]", "</s>")
 

@@ -10,11 +10,11 @@ from vllm_server import CONTEXT, ask, until
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, insertion_question
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.first import first_question
-from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training._first import first_question
+from rankbuffer_trl.training._scorer import GroupScorer
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from helpers.scripted import contents
 from transformers import AutoModelForCausalLM
 
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store._places import LIVE_STORE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -6,8 +6,8 @@ from helpers.scripted import config
 from transformers import TrainerCallback
 
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store._places import LIVE_STORE
+from rankbuffer_trl.training._trainer import RankBufferTrainer
 
 
 class AtStart(TrainerCallback):

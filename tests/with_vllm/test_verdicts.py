@@ -18,8 +18,8 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.ledger import Tally
-from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
+from rankbuffer_trl.judge._ledger import Tally
+from rankbuffer_trl.judge._verdicts import GRAMMAR_LIMIT
 
 ANCHORS = range(2, 13)
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10)

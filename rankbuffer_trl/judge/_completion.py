@@ -1,0 +1,167 @@
+"""Read what a server sends for a chat: the answer, and what the server says about that answer.
+
+Servers and gateways say the same few things in many words: the answer is whole, cut off, withheld, all thinking, or
+there is an error in its place. Everything else here knows these five things alone.
+"""
+
+import json
+import re
+from typing import Any
+
+from ._ledger import Reply, Usage
+
+FINISHED = re.compile(
+    r"(.*[_ ])?(stop|eos|end\w*|completed?|finished|done|tool_?calls?|tool_use|function_call)([_ ].*)?", re.I
+)
+LIMIT = re.compile("length|max|limit|context", re.I)
+FILTER = re.compile("filter|safety|refus|sensitive|prohibit|block|recitation|spii|guardrail|toxic|moderation", re.I)
+STATUSES = (  # what an error without a number is, by its own words
+    (402, re.compile(r"insufficient.?(quota|balance|funds|credit)|billing|payment", re.I)),
+    (401, re.compile(r"invalid.?api.?key|unauthori[sz]ed|authentication", re.I)),
+    (429, re.compile(r"rate.?limit|too.?many.?requests|resource.?exhausted|throttl|\bqps\b", re.I)),
+    (
+        500,
+        re.compile(
+            r"^error$|abort|cancel|insufficient.?system|network|overload|unavailable|capacity|internal|server.?error"
+            r"|upstream|gateway|time.?out|timed.?out|try.?again|^load$|loading",
+            re.I,
+        ),
+    ),
+)
+CODES = ("code", "status_code", "status", "type", "error_type")
+WORDS = ("message", "msg", "status_msg", "detail")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks")
+
+CUT_OFF = "the answer was cut off at its token limit"
+ALL_THOUGHT = "the whole answer went into its thinking"
+WITHHELD = "the server withheld its answer"
+FREE_FORM = "this server does not impose the form"
+
+
+def read_completion(body: Any, limit: Any = None) -> Reply:
+    """Read a chat completion, with all of its choices.
+
+    Args:
+        body (`Any`):
+            The body, decoded.
+        limit (`int`, *optional*):
+            The most tokens that each answer might have. Some servers do not say why they ended.
+
+    Raises:
+        `TypeError`, `LookupError`, `AttributeError`: if it is none.
+    """
+    choices, usage = body["choices"], read_usage(body.get("usage"))
+    full = type(limit) is int and usage.possible.completion >= limit * len(choices)
+    first, *others = [read_choice(choice, full) for choice in choices]
+    samples = (first, *others) if others else ()
+    return first._replace(usage=usage, logprobs=choices[0].get("logprobs"), samples=samples)
+
+
+def read_choice(choice: Any, full: bool) -> Reply:
+    """Read one choice, without its usage. `full` says that as many tokens came as were allowed."""
+    reason, message = reason_of(choice), choice.get("message") or choice.get("delta")
+    if message is None and not reason:
+        raise LookupError("a choice without a message")
+    message = message or {}
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    text = None if isinstance(content, list) else content
+    if parts:  # as some servers send it; the texts count
+        text = "".join(part["text"] for part in parts if part["type"] in ("text", "output_text"))
+    if not isinstance(text, str | None):
+        raise TypeError(f"the content is a {type(text).__name__}")
+    empty = not (text or "").strip()
+    refusals = [message.get("refusal"), *(part.get("refusal") for part in parts)]
+    refusal = next((each for each in refusals if isinstance(each, str) and each), "")
+    final = bool(FILTER.search(reason) or (empty and refusal))
+    cut_off = not FINISHED.fullmatch(reason) if reason else full
+    said = ""
+    if final:
+        said = f"{WITHHELD}: {refusal or reason}"
+    elif empty and (parts or any(message.get(name) for name in REASONING_FIELDS)):
+        said = ALL_THOUGHT
+    elif cut_off and (not reason or LIMIT.search(reason)):
+        said = CUT_OFF
+    elif reason and (cut_off or empty) and reason.lower() != "stop":
+        said = f"the server says {reason!r}"
+    return Reply(text or "", Usage(), cut_off, said=said, final=final)
+
+
+def reason_of(choice: dict) -> str:
+    """Return why a choice ended, in the server's word; empty if it does not say."""
+    reasons = (choice.get(name) for name in ("finish_reason", "native_finish_reason", "done_reason"))
+    reason = next(filter(None, reasons), "")
+    return str(reason.get("type", "") if isinstance(reason, dict) else reason)  # SGLang has an object
+
+
+def read_usage(usage: Any) -> Usage:
+    """Read the token counts of an answer as they are. What a server does not report counts as zero."""
+    usage = usage if isinstance(usage, dict) else {}  # an odd count is no reason to lose an answer that is paid for
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    prompt, completion = (
+        usage.get(f"{one}_tokens") or usage.get(f"{other}_tokens") or 0
+        for one, other in (("prompt", "input"), ("completion", "output"))
+    )
+    return Usage(prompt, cached or 0, completion)
+
+
+def fault_in_content(content: bytes) -> tuple[int, str] | None:
+    """Return what [`fault_in`] says of a body as it came. One that ends too early is a fault that may pass."""
+    try:
+        return fault_in(json.loads(content))
+    except json.JSONDecodeError as error:
+        half = error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
+        return (500, "it ends too early") if half else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def fault_in(body: Any) -> tuple[int, str] | None:
+    """Return the HTTP status that an error in place of an answer stands for, and the server's words.
+
+    Gateways have begun to answer, with status 200, before the model's server fails. `None` stands for no error.
+    """
+    body = first_of(body)
+    if not isinstance(body, dict):
+        return None
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            reason = reason_of(choice)
+            broken = not FINISHED.fullmatch(reason) and not FILTER.search(reason) and status_of(reason) >= 429
+            if error := choice.get("error") or (reason if broken else None):
+                return status_of(error), words_of(error)
+    error = body.get("error") or first_of(body.get("errors")) or (None if choices else body.get("base_resp"))
+    if not error and not choices and words_of(body):
+        error = body
+    if error:
+        return status_of(error), words_of(error)
+    return (500, "it has no choices") if "choices" in body and choices in (None, []) else None
+
+
+def status_of(error: Any) -> int:
+    """Return the HTTP status that an error stands for by its number or its words, else 400, which is final."""
+    codes = [str(error.get(name)) for name in CODES] if isinstance(error, dict) else []
+    for code in codes:
+        if re.fullmatch("[45][0-9]{2}", code):
+            return int(code)
+    told = [*codes, words_of(error)]
+    return next((status for status, words in STATUSES if any(map(words.search, told))), 400)
+
+
+def words_of(error: Any) -> str:
+    """Return a server's own words of an error, with those of the server behind a gateway."""
+    error = first_of(error)
+    if not isinstance(error, dict):
+        return error if isinstance(error, str) else ""
+    if inner := error.get("error") or error.get("errors"):
+        return words_of(inner)
+    behind = error.get("metadata")
+    said = [*(first_of(error.get(name)) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
+    return ": ".join(filter(None, (each if isinstance(each, str) else words_of(each) for each in said)))
+
+
+def first_of(body: Any) -> Any:
+    """Return the one item of a list, as Gemini sends an error, or else the body itself."""
+    return body[0] if isinstance(body, list) and len(body) == 1 else body

@@ -1,0 +1,242 @@
+"""The probabilities behind a verdict: what else the judge would have said, and how likely that was.
+
+A server that is asked for `logprobs` lists the likeliest tokens at each place of an answer, in OpenAI's form. The
+reader walks along the tokens of the answer to the value of its key. Each listed token there leaves some alternatives
+possible, such as `1` and `10` after the token `1`:
+
+* One alternative: it gets the token's probability. A verdict of one token is exact, given the text before it.
+* None: the probability is outside. So is that of all tokens that are not listed.
+* Several, and the judge said this token: the walk goes on to the next token, whose probabilities are multiplied by
+  that of this one. A number of two tokens is therefore exact where the judge said its first token.
+* Several, and the judge said another token: nobody knows how they share it. It counts for none of them.
+
+A server without log probabilities can answer several times in their place, see [`read_samples`].
+
+A list has no reading. What comes after its first item depends on that item, and the probabilities are known along the
+one list that was said.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..decoding import decode, parse_json
+from ._ledger import Reply
+from ._verdicts import Verdict, VerdictError
+
+LISTED = 20
+"""Likeliest tokens to ask for: the most that OpenAI's interface and a vLLM server without further settings give."""
+SLACK = 1e-3  # by which probabilities may exceed 1; servers round them
+LEAST_CHANCE = 1e-6  # of an alternative in log odds, because a token that is not listed has no logarithm
+UNSEEN = 0.01
+"""Share of a verdict that alternatives beyond the server's list may hold: a mean of 0 to 10 is off by 0.1 at most."""
+
+
+class ProbabilityError(VerdictError):
+    """Probabilities that cannot be read. The judge cannot mend that, so it is not asked again.
+
+    Its temperature is 0, so it would say the same. At another one, only answers without a doubt would be left.
+    """
+
+
+class Reading(NamedTuple):
+    """A verdict with the probabilities of its alternatives.
+
+    Args:
+        value (`Any`):
+            What the judge said.
+        chances (`dict[Any, float]`):
+            The probability of each alternative, renormalised over all of them.
+        outside (`float`):
+            The probability that was on no alternative. It is 0 if the server reports probabilities after its grammar.
+        shared (`float`):
+            The probability of beginnings that several alternatives have in common and that the judge did not say.
+    """
+
+    value: Any
+    chances: dict[Any, float]
+    outside: float
+    shared: float
+
+    @property
+    def mean(self) -> float:
+        """The mean of alternatives that are numbers."""
+        return sum(number * chance for number, chance in self.chances.items())
+
+    def log_odds(self, one: Any, other: Any) -> float:
+        """Return by how much `one` is likelier than `other`, as the difference of their logarithms."""
+        return math.log(max(self.chances[one], LEAST_CHANCE)) - math.log(max(self.chances[other], LEAST_CHANCE))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, in types that JSON has. The alternatives are spelled as JSON."""
+        return self._asdict() | {"chances": {json.dumps(each): chance for each, chance in self.chances.items()}}
+
+    @classmethod
+    def of(cls, row: Any) -> "Reading":
+        """Read what [`Reading.as_dict`] returned, or raise `ValueError`."""
+        found = decode(row, cls)
+        return found._replace(chances={parse_json(each): chance for each, chance in found.chances.items()})
+
+
+def lead(forth: Reading, back: Reading) -> float:
+    """Return the log odds of the response that is `B` in one reading and `A` in the other, summed over both orders."""
+    return forth.log_odds("B", "A") + back.log_odds("A", "B")
+
+
+def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
+    """Return the one key of a verdict, and its alternatives as JSON spells them.
+
+    Raises:
+        `ValueError`: if the verdict is no choice of one value.
+    """
+    (key, schema), *more = verdict.properties.items()
+    values = schema.get("enum")
+    if more or values is None:
+        raise ValueError(f"a verdict of lists has no alternatives with probabilities: {', '.join(verdict.properties)}")
+    return key, {json.dumps(each): each for each in values}
+
+
+def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
+    """Read the probabilities of a verdict's alternatives.
+
+    Args:
+        verdict (`Verdict`):
+            The answer that was expected.
+        value (`Any`):
+            The value that was read from the answer.
+        logprobs (`Any`):
+            The log probabilities of the reply, in the server's form.
+
+    Raises:
+        [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer, are on no
+        alternative, or if alternatives that are not listed may hold more than `UNSEEN` of the verdict.
+    """
+    key, spelled = alternatives(verdict)
+    tokens = read_tokens(logprobs)
+    said = "".join(token for token, _ in tokens)
+    heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
+    base, start = heads[-1] if heads else (0, len(said))
+    chances = dict.fromkeys(spelled.values(), 0.0)
+    outside, shared, unseen, path, end, fewest = 0.0, 0.0, 0.0, 1.0, 0, LISTED
+    decided = list(chances)
+    for token, listed in tokens:
+        before, end = end, end + len(token)
+        if end <= start or not token:  # a token without text, such as the end of an answer, decides nothing
+            continue
+        likely = [(name, math.exp(checked_logprob(name, logprob))) for name, logprob in listed]
+        known = sum(chance for _, chance in likely)
+        if known > 1 + SLACK:
+            raise ProbabilityError(f"the probabilities at the token {token!r} add up to {known:.4g}")
+        unlisted = max(0.0, 1 - known)
+        outside += path * unlisted
+        further, missing = 0.0, set(decided)
+        for name, chance in likely:
+            left = possible(said[base:before] + name, key, spelled) if name else []
+            missing.difference_update(left)
+            if len(left) == 1:
+                chances[left[0]] += path * chance
+            elif not left:
+                outside += path * chance
+            elif name == token:
+                further += path * chance
+            else:
+                shared += path * chance
+        if missing:  # each is at most as likely as the least token of the list; some servers fill it up with zeros
+            least = min((chance for _, chance in likely if chance), default=1.0)
+            unseen, fewest = unseen + path * min(unlisted, len(missing) * least), min(fewest, len(likely))
+        path = further
+        decided = possible(said[base:end], key, spelled)
+        if len(decided) < 2:
+            break
+    if decided != [value]:
+        raise ProbabilityError(f"the tokens of the judge's logprobs do not spell its answer: {said[-80:]!r}")
+    total = sum(chances.values())
+    if not total:
+        raise ProbabilityError("the judge's logprobs give no probability to any valid answer")
+    if (share := unseen / (total + unseen)) > UNSEEN:
+        raise ProbabilityError(
+            f"the judge's server lists {fewest} tokens in its logprobs, too few: others may hold {share:.1%} of this"
+            f" verdict. Use a server that gives `top_logprobs: {LISTED}`"
+        )
+    return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared)
+
+
+def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
+    """Read the probabilities of a verdict's alternatives from answers that were sampled at temperature 1.
+
+    The probability of an alternative is its share of the answers. One answer in all is spread evenly over the
+    alternatives first (the prior of Perks), so that none has the probability 0. Answers that cannot be read are
+    `outside`. The value is the most frequent one, the first of equals.
+
+    Args:
+        verdict (`Verdict`):
+            The answer that was expected.
+        samples (`Sequence[Reply]`):
+            The answers. One that was cut off counts as a vote only if [`Verdict.parse`] takes it.
+
+    Raises:
+        [`VerdictError`]: if no answer can be read, for the cause of the last one.
+    """
+    said, fault = [], VerdictError("there is no answer")
+    for sample in samples:
+        try:
+            said.append(verdict.parse(sample.text, sample.cut_off))
+        except VerdictError as error:
+            fault = error
+    if not said:
+        raise fault
+    counts, spelled = Counter(said), alternatives(verdict)[1].values()
+    chances = {each: (counts[each] + 1 / len(spelled)) / (len(said) + 1) for each in spelled}
+    return Reading(counts.most_common(1)[0][0], chances, 1 - len(said) / len(samples), 0.0)
+
+
+def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
+    """Return the alternatives that an answer can have which goes on after `text`."""
+    head = re.search(rf'"{key}"\s*:\s*', text)
+    rest = text[head.end() :] if head else ""
+    return [
+        each
+        for json_text, each in spelled.items()
+        if json_text.startswith(rest)
+        or (rest.startswith(json_text) and re.match(r"\s*([,}]|$)", rest.removeprefix(json_text)))
+    ]
+
+
+def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Return each token of a reply with its likeliest alternatives and their log probabilities, itself among them.
+
+    Raises:
+        [`ProbabilityError`]: if there are none.
+    """
+    try:
+        tokens = []
+        for place in logprobs["content"]:
+            listed = [(str(each["token"]), float(each["logprob"])) for each in place["top_logprobs"]]
+            token = str(place["token"])
+            if token not in dict(listed):
+                listed.append((token, float(place["logprob"])))
+            tokens.append((token, listed))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        tokens = []
+    if not tokens:
+        raise ProbabilityError(
+            "the judge returns no logprobs, which this question needs. Use a server that gives `top_logprobs` for"
+            " chats, such as vLLM or llama.cpp, or set judge_samples to 5"
+        )
+    return tokens
+
+
+def checked_logprob(token: str, logprob: float) -> float:
+    """Return the logarithm of a probability, at most 0, or raise [`ProbabilityError`] if it is none."""
+    if math.isnan(logprob) or logprob > SLACK:
+        raise ProbabilityError(f"the judge's server gives the log probability {logprob} for {token!r}, which is none")
+    return min(logprob, 0.0)
+
+
+def without_doubt(answer: str) -> dict[str, Any]:
+    """Return the log probabilities of a judge that has no doubt. Each character is a token."""
+    places = [{"token": character, "logprob": 0.0} for character in answer]
+    return {"content": [{**place, "top_logprobs": [place]} for place in places]}

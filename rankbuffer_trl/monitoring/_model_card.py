@@ -1,0 +1,204 @@
+"""The model card of a run: `card.md`, filled in from settings and store.
+
+The card goes to the Hub, so it names no folder and no address: of a local path it shows the last part.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import TrainerState
+
+from .. import __version__
+from ..buffer import SOURCES
+from ..rewards._method import RewardMethod
+from ..store import BufferStore, history
+from . import progress
+from ._buffer_sizes import buffer_size_table
+from ._buffer_table import TABLE_FILE
+from ._card_template import Markdown, code, escaped, fill_card
+from .progress import DuelResult, duel_of
+
+MODEL_CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
+PAPER = {
+    "title": "RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation",
+    "citation": (
+        "@inproceedings{yang2027rankbuffer,\n"
+        "    title  = {{RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation}},\n"
+        "    author = {Zixuan Yang and Yiqun Chen and Qi Liu and Wei Yang and Erhan Zhang and Liyi Chen"
+        " and Qimeng Wang and Yan Gao and Jiaxin Mao},\n"
+        "    year   = 2027,\n"
+        "    note   = {Under review at ICLR 2027},\n"
+        "}"
+    ),
+}
+VERSIONS = ("trl", "transformers", "torch", "datasets")
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """The facts of a run that the card shows and that the store does not hold.
+
+    Args:
+        settings (`Mapping[str, Any]`):
+            The training arguments by name, in types that JSON has.
+        state (`TrainerState`):
+            Steps and epochs: those that are done, and all.
+        method ([`RewardMethod`]):
+            The reward method with its arguments.
+        queries (`int`):
+            Number of queries of the training set.
+        base_model (`str`):
+            The policy before training: its id on the Hub, or a path.
+        peft (`bool`):
+            Whether the policy is saved as an adapter.
+        tags (`list[str]`):
+            Tags of the model on the Hub.
+        repo_id (`str`, *optional*):
+            The repository on the Hub, if it is known.
+        dataset_name (`str`, *optional*):
+            The data set: its id on the Hub, or a path.
+    """
+
+    settings: Mapping[str, Any]
+    state: TrainerState
+    method: RewardMethod
+    queries: int
+    base_model: str
+    peft: bool
+    tags: list[str]
+    repo_id: str | None = None
+    dataset_name: str | None = None
+
+    @classmethod
+    def of(cls, trainer: Any, dataset_name: str | None, tags: Sequence[str] = ()) -> "CardFacts":
+        """Take the facts from a [`RankBufferTrainer`]."""
+        return cls(
+            settings=trainer.args.to_dict(),
+            state=trainer.state,
+            method=trainer.run_state.plan.method,
+            queries=len(trainer.run_state.plan.queries),
+            base_model=trainer.model.config.name_or_path,
+            peft=is_peft_model(trainer.model),
+            tags=[*trainer._tag_names, *tags],
+            repo_id=trainer.hub_model_id,
+            dataset_name=dataset_name,
+        )
+
+
+def write_model_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
+    """Write `README.md` into `folder`. It reads every buffer, so it is meant for pushes.
+
+    Args:
+        folder (`Path`):
+            The output folder of the run.
+        store (`BufferStore`):
+            The store of the run.
+        facts ([`CardFacts`]):
+            Settings and state of the run.
+    """
+    given, state, base, data = facts.settings, facts.state, facts.base_model, facts.dataset_name
+    name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]
+    checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
+    pushed = given["push_to_hub"] and given["save_strategy"] != "no"
+    card = fill_card(
+        MODEL_CARD_TEMPLATE,
+        ModelCardData(
+            base_model=base if on_hub(base) else None,
+            datasets=data if on_hub(data) else None,
+            library_name="peft" if facts.peft else "transformers",
+            pipeline_tag="text-generation",
+            model_name=name,
+            tags=sorted({"generated_from_trainer", *facts.tags}),
+        ),
+        model_name=name,
+        base_model=base if on_hub(base) else None,
+        repo_id=Markdown(re.sub(r"[^\w./-]+", "-", facts.repo_id or given["hub_model_id"] or name)),  # it is in code
+        peft=facts.peft,
+        method=given["method"],
+        step=state.global_step,
+        steps=state.max_steps,
+        epoch=f"{state.epoch or 0:g}"[:5],
+        epochs=f"{state.num_train_epochs:g}",
+        settings=settings_table(facts),
+        checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
+        paper_title=PAPER["title"],
+        citation=Markdown(PAPER["citation"]),
+        versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
+        duel=duel_line(duel_of(folder, store)),
+        **judging(store),
+        **describe_buffers(store),
+    )
+    ModelCard(card).save(folder / "README.md")
+
+
+def settings_table(facts: CardFacts) -> list[tuple[str, Markdown]]:
+    """Return the settings of the run as rows of the card's table, in Markdown."""
+    given, data = facts.settings, facts.dataset_name
+    method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
+    named = given.get("judge_client") or given["judge_model"]
+    judge = escaped(public(named)) if named else "the embedded rubric judge"
+    quoted = "quoted" if given["judge_guard"] else "not quoted"
+    G = given["num_generations"]
+    rows = [
+        ("method", code(given["method"]) + (f" ({escaped(method_args)})" if method_args else "")),
+        ("data", f"{escaped(public(data)) + ', ' if data else ''}{facts.queries:,} queries"),
+        ("judge", f"{judge}; verdicts by `judge_decoding: {given['judge_decoding']}`, responses {quoted} in prompts"),
+        ("rollouts", f"{G} a query, up to {given['max_completion_length']} tokens"),
+        ("sampling", f"temperature {given['temperature']:g}, top-p {given['top_p']:g}, top-k {given['top_k']}"),
+        ("format", f"{code(given['format_check'])}, weight {given['format_weight']:g}"),
+        ("batch", f"{given['generation_batch_size'] // G} queries a generation"),
+        ("objective", f"`{given['loss_type']}`, rewards scaled by `{given['scale_rewards']}`, beta {given['beta']:g}"),
+        ("learning rate", f"{given['learning_rate']:g}, {given['lr_scheduler_type']}"),
+    ]
+    if needed := facts.method.responses_needed:
+        rows.insert(2, ("references", f"at least {needed} responses a query, from worst to best"))
+    return [(name, Markdown(value)) for name, value in rows]
+
+
+def judging(store: BufferStore) -> dict[str, Any]:
+    """Return what the card says of the judge's cost."""
+    totals = history.totals(store)
+    costs = [
+        (epoch, f"{sums.calls:,}", f"{sums.tokens:,}") for epoch, sums in history.totals_by(store, "epoch").items()
+    ]
+    counts = ("calls", "tokens", "failures", "attempts")
+    return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
+
+
+def duel_line(duel: DuelResult | None) -> str | None:
+    """Return what the card says of duels between the first and the last epoch, if there were any."""
+    if not duel:
+        return None
+    first, last = duel.epochs
+    return (
+        f"Epoch {last} beats epoch {first} in {duel.won} of {duel.duels} duels between"
+        f" responses to the same query. The judge, {public(duel.judge)}, saw each pair in both orders."
+    )
+
+
+def describe_buffers(store: BufferStore) -> dict[str, Any]:
+    """Return what the card says of the buffers and of progress."""
+    growth = buffer_size_table(store)
+    since_last = progress.since_last_visit(progress.visits_by_query(store))
+    return {
+        "buffers": growth,
+        "sources": [source for source in SOURCES if any(row[source] for row in growth)],
+        "compared": [(epoch, str(found)) for epoch, found in since_last.items()],
+        "table": TABLE_FILE,
+    }
+
+
+def on_hub(name: str | None) -> bool:
+    """Return whether a name looks like an id on the Hub and is no local path."""
+    return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+
+
+def public(name: str) -> str:
+    """Return a name as it may be published: an id as it is, of a path the last part."""
+    return name if on_hub(name) else Path(name).name

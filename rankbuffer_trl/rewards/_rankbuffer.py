@@ -1,0 +1,181 @@
+"""RankBuffer's reward for one group: the frame of Algorithm 1 around ranking and buffer update.
+
+Other parts compute the format reward (`_format.py`) and the advantage (TRL), and keep the buffers (`store/`).
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
+from ..groups import RolloutGroup
+from ..judge import Judge, ranking_question
+from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
+from ..settings import check_at_least
+from ._method import GroupScore, RewardMethod
+
+logger = logging.getLogger(__name__)
+
+TOO_LONG = re.compile(r"context.{0,9}(length|size|window)|too long|exceeds the maximum", re.IGNORECASE)
+"""What servers say of a prompt that their context does not hold."""
+
+
+@dataclass(frozen=True)
+class RankBuffer(RewardMethod):
+    """The paper's reward method: rank rewards from an ordered, persistent buffer of anchors.
+
+    Args:
+        k0 (`int`, *optional*, defaults to `4`):
+            `K0`, the initial number of anchors. At least 2.
+        prune_after (`int`, *optional*, defaults to `3`):
+            `H`: an internal anchor is pruned after this many inactive epochs in a row. At least 1.
+        refine_at (`int`, *optional*, defaults to `3`):
+            An internal interval with at least this many rollouts adds its lower median as an anchor. At least 1.
+        bootstrap (`bool`, *optional*, defaults to `False`):
+            Build a query's buffer from its first ranked group instead of from the data set's responses.
+        static (`bool`, *optional*, defaults to `False`):
+            Freeze all buffers at the end of epoch 0 (the starred variants).
+        fine (`bool`, *optional*, defaults to `True`):
+            `False` leaves rollouts of one interval tied (the coarse-only ablation).
+        anchor_content (`bool`, *optional*, defaults to `True`):
+            `False` hides the anchors' text from the judge (the order-only ablation).
+        max_anchors (`int`, *optional*):
+            Ours: a buffer that has grown larger is thinned to so many anchors, with both ends. At least `k0`.
+
+    Raises:
+        [`SettingsError`]: if an argument is out of range.
+
+    Example:
+
+    ```python
+    import asyncio
+
+    from rankbuffer_trl import Judge, RankBuffer
+    from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+    from rankbuffer_trl.judge import RubricJudge
+
+    query = Query(
+        id="tea",
+        prompt=[{"role": "user", "content": "How do I make tea?"}],
+        rubrics=(Rubric("Names what is needed: water, tea, cup.", weight=5),),
+        responses=("no idea", "use water", "put tea in water", "put tea and water in a cup"),
+    )
+    rollouts = (Rollout(0, "take tea"), Rollout(1, ""), Rollout(2, "water, tea, cup"))
+    group = RolloutGroup(query, rollouts, step=0, epoch=0)
+    score = asyncio.run(RankBuffer().score(group, None, Judge(RubricJudge())))
+    score.rewards  # (0.0, -1.0, 1.0)
+    score.after  # the buffer for the next visit of this query
+    ```
+    """
+
+    k0: int = 4
+    prune_after: int = 3
+    refine_at: int = 3
+    bootstrap: bool = False
+    static: bool = False
+    fine: bool = True
+    anchor_content: bool = True
+    max_anchors: int | None = None
+    name = "rankbuffer"
+
+    def __post_init__(self):
+        check_at_least(self, k0=2, prune_after=1, refine_at=1, max_anchors=self.k0)
+
+    @property
+    def responses_needed(self) -> int:
+        """The number of reference responses that every query must have: `K0`, or 0 if buffers are bootstrapped."""
+        return 0 if self.bootstrap else self.k0
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """Return the rewards and the next buffer of one group (Algorithm 1).
+
+        Args:
+            group (`RolloutGroup`):
+                `G` rollouts of one query. Those without an answer are never judged and share the reward -1.
+            buffer (`AnchorBuffer`, *optional*):
+                The query's buffer, `None` on its first visit.
+            judge (`Judge`):
+                The judge. It gets 1 question per answered rollout and 1 per interval that holds two or more of them.
+                When the buffer is bootstrapped, it gets 1 question in all.
+
+        Returns:
+            `GroupScore`: the score. Its `after` is `None` if the query still has no buffer.
+        """
+        if buffer is None and not self.bootstrap:
+            buffer = initial_buffer(group.query.responses, self.k0)
+        if buffer is None:
+            return await self._bootstrap(group, judge)
+        ranking = await coarse_to_fine(
+            group.query, buffer, group.answered, judge, fine=self.fine, anchor_content=self.anchor_content
+        )
+        return GroupScore(
+            rewards=self._rewards(group, ranking.order),
+            order=ranking.order,
+            positions=ranking.positions,
+            fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
+            before=buffer,
+            after=self._updated(buffer, ranking, group, judge),
+        )
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]. There is 1 question per answer, and at most 1 per two answers for the intervals."""
+        n = len(group.answered)
+        if self.bootstrap and first:
+            return int(n >= 2), int(n >= 2)
+        return n, n + n // 2 * self.fine
+
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]. Without `max_anchors`, a buffer is taken to double its first number of anchors."""
+        insertion = (self.max_anchors or 2 * self.k0) * self.anchor_content + 1
+        return max(insertion, G if self.fine or self.bootstrap else 1)
+
+    async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
+        """Score the first group of a query without reference responses: one ranking gives both rewards and anchors.
+
+        With fewer than two answers there is nothing to rank. If the judgment fails, no answer is scored. In both
+        cases the query still has no buffer, and its next visit tries again.
+        """
+        if len(group.answered) < 2:
+            order = tuple((rollout.id,) for rollout in group.answered)
+            return GroupScore(self._rewards(group, order), order)
+        verdict = await judge.ask(ranking_question(group.query, group.answered, kind="bootstrap"))
+        if verdict is None:
+            return GroupScore(self._rewards(group, ()))
+        sigma = sort(group.answered, verdict)
+        order = tuple((rollout.id,) for rollout in sigma)
+        buffer = bootstrap_buffer(sigma, self.k0, group.known_epoch, group.step).visited()
+        return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
+
+    def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup, judge: Judge) -> AnchorBuffer:
+        """Return the buffer for the next visit.
+
+        If no rollout was placed, then no anchor is changed: such a visit says nothing about the anchors' activity. But
+        if the buffer has outgrown the judge's context, it would fail at each visit. So half of its anchors go.
+        """
+        frozen = self.static and group.known_epoch >= 1
+        if ranking.positions and not frozen:
+            buffer = buffer.update(
+                ranking.sigma,
+                group.known_epoch,
+                group.step,
+                H=self.prune_after,
+                refine_at=self.refine_at,
+                unordered=ranking.failed,
+            )
+        most = self.max_anchors or len(buffer)
+        errors = [call.error for call in judge.calls if (call.query_id, call.kind) == (group.query.id, "insert")]
+        if not ranking.positions and errors and all(map(TOO_LONG.search, errors)):
+            most = max(len(buffer) // 2, 2)
+            logger.warning(
+                "the %d anchors of query %r do not fit into the judge's context, so its group has no rewards and its"
+                " next one meets %d of them: set max_anchors or static: true in method_args, or a larger context",
+                *(len(buffer), group.query.id, most),
+            )
+        return buffer.thinned(most).visited()
+
+    @staticmethod
+    def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:
+        return rank_rewards(order, len(group.rollouts), [rollout.id for rollout in group.empty])
+
+
+METHOD = RankBuffer
