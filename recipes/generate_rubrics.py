@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from rankbuffer_tools.batch.ask import ask_many
 from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
 from rankbuffer_tools.batch.script import cost_line, finish, run_script
+from rankbuffer_tools.data.check import plain_text
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_trl.data import GENERIC_RUBRICS, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge.config import ClientConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
@@ -45,8 +47,9 @@ class RubricsConfig(ClientConfig):
         generic (`bool`, *optional*, defaults to `False`):
             Give every query the same generic rubrics. This needs neither a model nor responses.
         keep_apart (`int`, *optional*, defaults to `0`):
-            Number of queries, drawn by a hash of their ids, that go into `<output_file>_kept_apart` and not into the
-            training set, so that `rankbuffer-compare` can ask about prompts that the policy was not trained on.
+            Number of prompts, drawn by a hash of their texts, whose queries go into `<output_file>_kept_apart` and not
+            into the training set, so that `rankbuffer-compare` can ask about prompts that the policy was not trained
+            on. Two that differ in white space alone are one prompt.
         temperature (`float`, *optional*, defaults to `0.2`):
             Sampling temperature of the model (paper: 0.2).
         max_tokens (`int`, *optional*, defaults to `1024`):
@@ -80,9 +83,12 @@ def main(config: RubricsConfig) -> int:
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
     check_rows(path, rows)
-    drawn = sorted((row["query_id"] for row in rows), key=lambda id: hashlib.sha256(id.encode()).digest())
-    if config.keep_apart >= len(rows):
-        raise SettingsError(f"keep_apart={config.keep_apart} leaves none of {len(rows)} queries to train on")
+    prompts = {row["query_id"]: plain_text(Query.from_row(row)) for row in rows}
+    drawn = sorted(set(prompts.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
+    if config.keep_apart >= len(drawn):
+        raise SettingsError(
+            f"keep_apart={config.keep_apart} leaves none of {len(drawn)} different prompts to train on"
+        )
     kept = set(drawn[: config.keep_apart])
     todo = [row for row in rows if not row.get("rubrics")]
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
@@ -94,8 +100,8 @@ def main(config: RubricsConfig) -> int:
     else:
         failures, made = ask_for_rubrics(config, todo)
         step |= made
-    finished = [row for row in rows if row.get("rubrics") and row["query_id"] not in kept]
-    if apart := [row for row in rows if row.get("rubrics") and row["query_id"] in kept]:
+    finished = [row for row in rows if row.get("rubrics") and prompts[row["query_id"]] not in kept]
+    if apart := [row for row in rows if row.get("rubrics") and prompts[row["query_id"]] in kept]:
         write_rows(file := path.with_stem(f"{path.stem}_kept_apart"), apart)
         print(f"{len(apart):,} queries in {file}, which no training reads: compare policies on them")
         step |= {"kept_apart": len(apart)}

@@ -47,8 +47,8 @@ def refused(capsys, *words: object) -> tuple[str, str]:
 
 def odd(rows: list[dict]) -> list[dict]:
     """Nine rows, of which each is odd or lacks something, but the first one."""
-    for i in (1, 6, 7, 8):
-        rows[i]["prompt"] = rows[0]["prompt"]
+    for i, around in ((1, ""), (6, " "), (7, "\n"), (8, "")):
+        rows[i]["prompt"] = [{"role": "user", "content": rows[0]["prompt"][0]["content"] + around}]
     rows[2]["responses"] = ["same", "same"]
     rows[3]["responses"] = []
     rows[4]["rubrics"] = []

@@ -303,8 +303,9 @@ def test_generate_rubrics_checks_the_sampling(tmp_path, wrong):
         settings("mine.jsonl", tmp_path, None, **wrong)
 
 
-def test_generate_rubrics_keeps_queries_apart_by_their_ids(tmp_path):
-    rows = [{"query_id": f"q{i}", "prompt": "Why?" + "!" * i} for i in range(9)]
+def test_generate_rubrics_keeps_whole_prompts_apart_in_any_order_of_the_rows(tmp_path):
+    forms = ("Café{}?", " Cafe\u0301{}? ")  # the same prompt, by NFC and without white space
+    rows = [{"query_id": f"{form} {i}", "prompt": form.format("!" * i)} for i in range(9) for form in forms]
     sets = []
     for order in (rows, rows[::-1]):
         write_rows(tmp_path / "in.jsonl", order)
@@ -312,11 +313,11 @@ def test_generate_rubrics_keeps_queries_apart_by_their_ids(tmp_path):
         words = {"dataset_name": str(tmp_path / "in.jsonl"), "output_file": str(out), "generic": True}
         assert generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=3)) == 0
         apart = {row["query_id"] for row in load_queries(str(tmp_path / "out_kept_apart.jsonl"))}
-        assert len(apart) == 3 and apart.isdisjoint(trained := {row["query_id"] for row in load_queries(str(out))})
-        assert len(trained) == 6
+        trained = {row["query_id"] for row in load_queries(str(out))}
+        assert (len(apart), len(trained)) == (6, 12) and {id[-1] for id in apart}.isdisjoint(id[-1] for id in trained)
         sets.append(apart)
     assert sets[0] == sets[1]
-    with pytest.raises(SettingsError, match="keep_apart=9 leaves none of 9 queries"):
+    with pytest.raises(SettingsError, match="keep_apart=9 leaves none of 9 different prompts"):
         generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=9))
 
 

@@ -1,6 +1,7 @@
 """Check a training set and estimate the context that its judge needs: the command `rankbuffer-data check`."""
 
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -108,9 +109,9 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
             () if tuple(query.rubrics) == GENERIC_RUBRICS else query.rubrics
         ):  # ours need no advice
             found.odd_rubrics[what].append(query.id)
-        if query.text in prompts:
+        if (text := plain_text(query)) in prompts:
             found.same_prompt.append(query.id)
-        prompts.add(query.text)
+        prompts.add(text)
         length = tokens.chat(query.prompt)
         if length > settings.max_prompt_length:
             found.too_long.append(query.id)
@@ -134,6 +135,11 @@ def count(found: Findings, query: Query) -> None:
     found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
     if len(set(query.responses)) < len(query.responses):
         found.same_response.append(query.id)
+
+
+def plain_text(query: Query) -> str:
+    """Return what a query asks, alike for two prompts that differ in white space or in the form of a letter alone."""
+    return unicodedata.normalize("NFC", " ".join(query.text.split()))
 
 
 def frame_size(query: Query) -> int:
