@@ -442,6 +442,10 @@ def test_client_reads_token_counts_where_there_are_any(fault, question):
         verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
         assert (verdict, call.outcome, call.usage.prompt, call.usage.cached) == (1, "parsed", prompt, 0), usage
     assert ask(fault.judge(saying(GOOD, {"input_tokens": 20, "output_tokens": 5}), 0), question)[1].usage == (20, 0, 5)
+    thought = {"prompt_tokens": 300.0, "completion_tokens": 5, "total_tokens": 1305}
+    for total, expected in ((1305, 1005), (305, 5), (0, 5), (10**30, 5), (-1, 5), ("1305", 5)):
+        usage = thought | {"total_tokens": total}
+        assert ask(fault.judge(saying(GOOD, usage), 0), question)[1].usage == (300, 0, expected), total
     for usage in ({"prompt_tokens_details": 3}, {"prompt_tokens_details": ["x"]}, "many", [1]):
         verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
         assert verdict == 1 and all(type(count) is int for count in (*call.usage, *call.spent)), usage
@@ -475,6 +479,11 @@ SAID = (  # a choice, whether it is cut off, what is said of it, whether that is
     (choice(GOOD, "end_turn"), False, "", False),
     *((choice("x", word), True, CUT_OFF, False) for word in ("length", "MAX_TOKENS", "model_length", "token_limit")),
     (choice("x", None, done_reason="length"), True, CUT_OFF, False),
+    *((choice("x", word), True, CUT_OFF, False) for word in ("stop_length", "end_of_context", "finished_by_limit")),
+    (choice("x", "stop", native_finish_reason="MAX_TOKENS"), True, CUT_OFF, False),
+    (choice("x", "stop", native_finish_reason="SAFETY"), True, f"{WITHHELD}: SAFETY", True),
+    (choice(GOOD, "stop", native_finish_reason="completed"), False, "", False),
+    (choice("x", "unexpected_end"), True, "the server says 'unexpected_end'", False),
     (choice("x", "repetition"), True, "the server says 'repetition'", False),
     (choice(None, "tool_calls"), False, "the server says 'tool_calls'", False),
     (choice(None, "content_filter"), True, f"{WITHHELD}: content_filter", True),
@@ -493,6 +502,9 @@ def test_read_completion_keeps_what_a_server_says_of_its_answer():
         reply = read_completion({"choices": [given_choice]})
         assert [reply.cut_off, reply.said, reply.final] == expected, given_choice
     full, usage = {"message": {"content": "x"}}, {"completion_tokens": 8}
+    for limit, cut in ((7, False), (8, True), (9, False)):
+        reply = read_completion({"choices": [choice("x", "stop")], "usage": usage}, limit)
+        assert (reply.cut_off, reply.said) == (cut, CUT_OFF * cut)
     for limit, cut in ((8, True), (9, False), (None, False)):
         assert read_completion({"choices": [full], "usage": usage}, limit).cut_off is cut
     assert [each.cut_off for each in read_completion({"choices": [full, full], "usage": usage}, 4).samples] == [

@@ -13,7 +13,8 @@ from ._ledger import Reply, Usage
 FINISHED = re.compile(
     r"(.*[_ ])?(stop|eos|end\w*|completed?|finished|done|tool_?calls?|tool_use|function_call)([_ ].*)?", re.I
 )
-LIMIT = re.compile("length|max|limit|context", re.I)
+LIMIT = re.compile("length|max|limit|context|truncat", re.I)
+ABRUPT = re.compile("unexpected|premature|early|incomplete", re.I)
 FILTER = re.compile("filter|safety|refus|sensitive|prohibit|block|recitation|spii|guardrail|toxic|moderation", re.I)
 STATUSES = (  # what an error without a number is, by its own words
     (402, re.compile(r"insufficient.?(quota|balance|funds|credit)|billing|payment", re.I)),
@@ -51,14 +52,14 @@ def read_completion(body: Any, limit: Any = None) -> Reply:
         `TypeError`, `LookupError`, `AttributeError`: if it is none.
     """
     choices, usage = body["choices"], read_usage(body.get("usage"))
-    full = type(limit) is int and usage.possible.completion >= limit * len(choices)
-    first, *others = [read_choice(choice, full) for choice in choices]
+    allowed = limit * len(choices) if type(limit) is int else float("inf")
+    first, *others = [read_choice(choice, usage.possible.completion, allowed) for choice in choices]
     samples = (first, *others) if others else ()
     return first._replace(usage=usage, logprobs=choices[0].get("logprobs"), samples=samples)
 
 
-def read_choice(choice: Any, full: bool) -> Reply:
-    """Read one choice, without its usage. `full` says that as many tokens came as were allowed."""
+def read_choice(choice: Any, tokens: int, allowed: float) -> Reply:
+    """Read one choice, without its usage. Of all choices together, `tokens` came, and `allowed` were allowed."""
     reason, message = reason_of(choice), choice.get("message") or choice.get("delta")
     if message is None and not reason:
         raise LookupError("a choice without a message")
@@ -74,13 +75,14 @@ def read_choice(choice: Any, full: bool) -> Reply:
     refusals = [message.get("refusal"), *(part.get("refusal") for part in parts)]
     refusal = next((each for each in refusals if isinstance(each, str) and each), "")
     final = bool(FILTER.search(reason) or (empty and refusal))
-    cut_off = not FINISHED.fullmatch(reason) if reason else full
+    # Some servers say "stop" at the limit. One that counts more tokens than were allowed does not keep to the limit.
+    cut_off = not finished(reason) or tokens == allowed if reason else tokens >= allowed
     said = ""
     if final:
         said = f"{WITHHELD}: {refusal or reason}"
     elif empty and (parts or any(message.get(name) for name in REASONING_FIELDS)):
         said = ALL_THOUGHT
-    elif cut_off and (not reason or LIMIT.search(reason)):
+    elif cut_off and (not reason or finished(reason) or LIMIT.search(reason)):
         said = CUT_OFF
     elif reason and (cut_off or empty) and reason.lower() != "stop":
         said = f"the server says {reason!r}"
@@ -88,10 +90,19 @@ def read_choice(choice: Any, full: bool) -> Reply:
 
 
 def reason_of(choice: dict) -> str:
-    """Return why a choice ended, in the server's word; empty if it does not say."""
-    reasons = (choice.get(name) for name in ("finish_reason", "native_finish_reason", "done_reason"))
-    reason = next(filter(None, reasons), "")
-    return str(reason.get("type", "") if isinstance(reason, dict) else reason)  # SGLang has an object
+    """Return why a choice ended, in the server's word; empty if it does not say.
+
+    A gateway that says "stop" may pass on, in another field, that the model's server cut off or withheld the answer.
+    """
+    reasons = [choice.get(name) for name in ("finish_reason", "native_finish_reason", "done_reason")]
+    texts = [str(each.get("type", "") if isinstance(each, dict) else each) for each in reasons if each]  # SGLang's
+    odd = [each for each in texts if LIMIT.search(each) or FILTER.search(each)]
+    return next(iter(odd + texts), "")
+
+
+def finished(reason: str) -> bool:
+    """Say whether a reason stands for an answer that is whole."""
+    return bool(FINISHED.fullmatch(reason)) and not LIMIT.search(reason) and not ABRUPT.search(reason)
 
 
 def read_usage(usage: Any) -> Usage:
@@ -99,11 +110,19 @@ def read_usage(usage: Any) -> Usage:
     usage = usage if isinstance(usage, dict) else {}  # an odd count is no reason to lose an answer that is paid for
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    prompt, completion = (
-        usage.get(f"{one}_tokens") or usage.get(f"{other}_tokens") or 0
-        for one, other in (("prompt", "input"), ("completion", "output"))
+    prompt, completion, total = (
+        whole(usage.get(f"{one}_tokens") or usage.get(f"{other}_tokens") or 0)
+        for one, other in (("prompt", "input"), ("completion", "output"), ("total", "total"))
     )
-    return Usage(prompt, cached or 0, completion)
+    counts = Usage(prompt, total, completion)
+    if counts == counts.possible:
+        completion = max(completion, total - prompt)  # some gateways leave a thought out of the completion
+    return Usage(prompt, whole(cached or 0), completion)
+
+
+def whole(count: Any) -> Any:
+    """Return a count of tokens as an integer, if it is a whole number in another type, else as it is."""
+    return int(count) if isinstance(count, float) and count.is_integer() else count
 
 
 def fault_in_content(content: bytes) -> tuple[int, str] | None:
@@ -129,7 +148,7 @@ def fault_in(body: Any) -> tuple[int, str] | None:
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict):
             reason = reason_of(choice)
-            broken = not FINISHED.fullmatch(reason) and not FILTER.search(reason) and status_of(reason) >= 429
+            broken = not finished(reason) and not FILTER.search(reason) and status_of(reason) >= 429
             if error := choice.get("error") or (reason if broken else None):
                 return status_of(error), words_of(error)
     error = body.get("error") or first_of(body.get("errors")) or (None if choices else body.get("base_resp"))
