@@ -33,7 +33,7 @@ from .history import AnchorRow, ReadRow
 logger = logging.getLogger(__name__)
 
 STORE_FILE = "store.sqlite"  # a saved store, in the folder that `save` is given
-COMMIT_WAIT = 600.0  # seconds
+COMMIT_WAIT = 600.0  # seconds; a copy or a notebook may read the file for minutes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -54,14 +54,12 @@ class BufferStore:
         path (`str` or `Path`):
             The SQLite file. The file and its folder are made if missing.
         read_only (`bool`, *optional*, defaults to `False`):
-            Open an existing file for reports, also one that a killed run left in the middle of a commit. Any number of
-            processes may read; one may write.
+            Open an existing file for reports. Any number of processes may read; one may write.
         copy_of (`Path`, *optional*):
             The file that messages name, if this one is a private copy of it.
 
     Raises:
-        [`StoreError`]: if the file cannot be opened, was written by another version of this program, or is in use by
-            another process that writes.
+        [`StoreError`]: if the file cannot be opened, is of another version, or another process writes to it.
     """
 
     def __init__(self, path: str | Path, read_only: bool = False, copy_of: Path | None = None):
@@ -70,7 +68,7 @@ class BufferStore:
             self._spending = Spending(self.path)
             self._locked = not read_only
             if self._locked:
-                database.lock_store(self.path)
+                database.lock_store(self.path)  # first, because opening to write changes the file
             try:
                 if read_only:
                     self._db = database.open_to_read(self.path)
@@ -79,13 +77,13 @@ class BufferStore:
             except BaseException:
                 self._unlock()
                 raise
-        self.path = copy_of or self.path
+        self.path = copy_of or self.path  # after `Spending`, whose record stands beside the file itself
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """Return the newest buffer of a query, `None` if it has none yet.
 
         Raises:
-            [`StoreError`]: if the file does not hold what this program writes, as after an edit by hand.
+            [`StoreError`]: if the file does not hold what this program writes.
         """
         sql = (
             "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
@@ -94,7 +92,7 @@ class BufferStore:
         row = next(self.rows(sql, (query_id,)), None)
         if row is None:
             return None
-        with history.damage(self.path, "buffers", {"query_id": query_id}):
+        with history.damage(self.path, "buffers", {"query_id": query_id}):  # the file may have been edited by hand
             anchors = decode(parse_json(row[0], at="anchors"), list[AnchorRow], "anchors")
             marks = ",".join("?" * len(anchors))
             sql = f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})"
@@ -122,15 +120,11 @@ class BufferStore:
     ) -> None:
         """Write one step in one transaction: all its groups, their next buffers, reads and the calls, or nothing.
 
-        While another process reads the file, the commit waits up to ten minutes and logs that it does.
-
         Args:
             step (`int`):
                 The trainer's global step.
             scored (`Sequence[tuple[RolloutGroup, GroupScore]]`):
-                Groups to record, each query at most once.
-            calls (`Iterable[Call]`, *optional*):
-                The judge calls of the step.
+                Each query at most once.
             phase (`str`, *optional*, defaults to `"train"`):
                 `train` or `eval`.
             reads (`Iterable[ReadRow]`, *optional*):
@@ -143,7 +137,7 @@ class BufferStore:
             for group, score in scored:
                 self._write_group(group, score)
             reads = list(reads)
-            if reads and not database.has_reads(self._db):
+            if reads and not database.has_reads(self._db):  # runs without a reference judge have no such table
                 self._db.execute(database.READS)
             for read in reads:
                 values = (read.query_id, step, read.rollout, read.difference, json.dumps(read.features))
@@ -152,6 +146,7 @@ class BufferStore:
                 row = call_row(step, phase, call)
                 names, marks = ",".join(row), ",".join(f":{name}" for name in row)
                 self._db.execute(f"INSERT INTO calls ({names}) VALUES ({marks})", row)
+            # Before the commit, so that a power cut cannot take back tokens that the ledger has.
             self._spending.sync()
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
@@ -160,8 +155,10 @@ class BufferStore:
         after = score.after.anchors if score.after else ()
         known = {anchor.id for anchor in before}
         kept = {anchor.id for anchor in after}
+        # Also those that this visit removes, because reports place its rollouts among them.
         initial = [(group.query.id, a.id, group.step, a.text) for a in (*before, *after) if a.source == "initial"]
         answered = [(group.query.id, f"{group.step}-{r.id}", group.step, r.text) for r in group.answered]
+        # An earlier visit may have stored the anchors.
         self._db.executemany("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?)", initial + answered)
         if score.after:
             anchors = json.dumps([(a.id, a.source, a.epoch, a.h) for a in after])
@@ -193,11 +190,7 @@ class BufferStore:
         return history.totals(self, phase)
 
     def spend(self, tokens: Usage) -> None:
-        """Record the tokens of one reply of the judge, in any thread. `restore` and `rewind` do not take them back.
-
-        Raises:
-            [`StoreError`]: if the record cannot be written.
-        """
+        """Record the tokens of one reply of the judge, in any thread. `restore` and `rewind` do not take them back."""
         with self._errors("write the spending beside"):
             self._spending.add(tokens)
 
@@ -209,7 +202,7 @@ class BufferStore:
     def _open_to_write(self) -> None:
         self._db = database.open_to_write(self.path)
         try:
-            self._spending.begin(self)
+            self._spending.begin(self)  # it reads the ledger, so the file is open by now
         except BaseException:
             self._db.close()
             raise
@@ -236,7 +229,7 @@ class BufferStore:
                 self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
 
     def _set_aside(self) -> None:
-        """Start with an empty store. Keep a store that holds rows, as `<name>-1.sqlite` and so on."""
+        """Start with an empty store. Keep one that holds rows."""
         if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
@@ -249,7 +242,7 @@ class BufferStore:
             self._open_to_write()
 
     def save(self, folder: str | Path) -> None:
-        """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
+        """Copy the whole store to `store.sqlite` in `folder`: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             with replacing(Path(folder) / STORE_FILE) as draft, closing(sqlite3.connect(draft)) as copy:
@@ -267,8 +260,9 @@ class BufferStore:
         with self._errors("restore", f" from {folder}"):
             database.check_claim(self.path)
             with closing(BufferStore(Path(folder) / STORE_FILE, read_only=True)) as saved:
-                spending = Spending(self.path).begin(saved)
+                spending = Spending(self.path).begin(saved)  # this may fail, so it comes before any change
             with replacing(self.path) as draft:
+                # Row by row and not as a file, because the file may come from elsewhere.
                 if database.copy_rows(Path(folder) / STORE_FILE, draft) != database.run_id(self._db):
                     self._set_aside()
                 self._db.close()
@@ -289,13 +283,13 @@ class BufferStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Write all or nothing."""
         deadline = time.monotonic() + COMMIT_WAIT
         while True:
             try:
                 self._db.execute("BEGIN EXCLUSIVE")  # now, so that a reader cannot stop what follows
                 break
             except sqlite3.OperationalError as error:
+                # SQLite itself has waited `WRITE_WAIT` by now.
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
                 logger.warning(
@@ -303,7 +297,7 @@ class BufferStore:
                     f" waiting for it, up to {COMMIT_WAIT:.0f} s"
                 )
         with self._db:
-            database.check_claim(self.path)
+            database.check_claim(self.path)  # now, since a backup may have been restored during the wait
             yield
 
     @contextmanager

@@ -76,7 +76,8 @@ def lock_store(path: Path) -> None:
 
 
 def check_claim(path: Path) -> None:
-    """Refuse to write to a store whose lock file is another one now, which another process can have locked."""
+    """Refuse to write to a store whose lock file is another one now."""
+    # Whoever restores a backup replaces the lock file, and another run can then lock the new one.
     descriptor, _ = claims.get(path.resolve(), (-1, 0))
     place = path.with_suffix(".lock")
     if not (descriptor >= 0 and place.exists() and os.path.samestat(os.fstat(descriptor), place.stat())):
@@ -91,11 +92,11 @@ def open_lock(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        files.lock_descriptor(descriptor)
+        files.lock_descriptor(descriptor)  # before a byte is written, since the file may name another holder
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     except OSError as error:
-        holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        holder = os.read(descriptor, 200).decode(errors="replace") or "another process"  # it writes after it locks
         os.close(descriptor)
         if not isinstance(error, BlockingIOError | PermissionError):  # the two by which systems say "locked"
             raise
@@ -115,8 +116,7 @@ def unlock(path: Path) -> None:
 
 
 def drop_claims() -> None:
-    """Drop the claims after a fork."""
-    # They are the parent's. A child with open files would keep them after the parent's end.
+    # After a fork they are the parent's. A child with open files would keep them after the parent's end.
     for descriptor, _ in claims.values():
         os.close(descriptor)
     claims.clear()
@@ -126,11 +126,7 @@ os.register_at_fork(after_in_child=drop_claims)
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Open a store for writing, and create the tables of a new one.
-
-    Raises:
-        [`StoreError`]: if another version wrote it.
-    """
+    """Open a store for writing, and create the tables of a new one."""
     db = connect(path, "rwc", WRITE_WAIT)
     try:
         new = not version(db)
@@ -138,6 +134,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
             check_tables(db, path)
         db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + (SCHEMA if new else ""))
         with db:
+            # So that a restore can tell the store of another run.
             db.execute("INSERT INTO run SELECT hex(randomblob(16)) WHERE NOT EXISTS (SELECT 1 FROM run)")
     except BaseException:
         db.close()
@@ -146,11 +143,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a store for reading, also one that a killed run left in the middle of a commit.
-
-    Raises:
-        [`StoreError`]: if there is none, if another version wrote it, or if it has other tables, views or triggers.
-    """
+    """Open a store for reading, also one that a killed run left in the middle of a commit."""
     if not path.is_file():
         raise StoreError(f"{path} is missing: there is no buffer store here")
     db = connect(path, "ro", READ_WAIT)
@@ -177,10 +170,9 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def copy_rows(source: Path, target: Path) -> str:
-    """Copy a store that may come from elsewhere into a new file, row by row; return the id of its run.
+    """Copy a store into a new file, row by row; return the id of its run.
 
     Raises:
-        [`StoreError`]: if the file is not a store of this version.
         `sqlite3.Error`: if a row is not what its table holds.
     """
     open_to_read(source).close()  # checks it
@@ -207,7 +199,6 @@ def has_reads(db: sqlite3.Connection, schema: str = "main") -> bool:
 
 
 def pages(db: sqlite3.Connection, schema: str) -> int:
-    """Return the number of pages of an attached file."""
     return db.execute(f"PRAGMA {schema}.page_count").fetchone()[0]
 
 
@@ -223,7 +214,7 @@ def uri(path: Path, mode: str) -> str:
 
 
 def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file that is not trusted: code in its table definitions is not run.
+    """Open an SQLite file that is not trusted.
 
     Raises:
         [`StoreError`]: if its rollback journal names another file.
@@ -236,7 +227,7 @@ def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
             if file.read() == JOURNAL_OF_SEVERAL:
                 raise StoreError(f"{journal} was not written by this program: move {path} and the journal away")
     db = sqlite3.connect(uri(path, mode), uri=True, timeout=wait, check_same_thread=False)
-    db.execute("PRAGMA trusted_schema = OFF")
+    db.execute("PRAGMA trusted_schema = OFF")  # code in the table definitions of a foreign file must not run
     return db
 
 
@@ -246,11 +237,7 @@ def version(db: sqlite3.Connection) -> int:
 
 
 def check_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that has not exactly the tables of this version.
-
-    Raises:
-        [`StoreError`]: naming the tables that are missing or different.
-    """
+    """Refuse a file that has not exactly the tables of this version."""
     found = version(db)
     if found != VERSION:
         raise StoreError(

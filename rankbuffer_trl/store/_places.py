@@ -19,7 +19,7 @@ DUEL_FILE = "duel.json"
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:
-    """Open buffers, history and ledger for reading. Nothing is changed, and a run that trains is not held up.
+    """Open buffers, history and ledger for reading. A run that trains is not held up.
 
     Example:
 
@@ -38,12 +38,13 @@ def read_store(path: str | os.PathLike) -> BufferStore:
         [`StoreError`]: if there is no store.
     """
     path = Path(path)
+    # A run's folder may also have a saved store, which is older.
     places = (path, path / LIVE_STORE, path / FOLDER / STORE_FILE)
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
 
 
 def copy_live(live: Path, target: Path) -> BufferStore:
-    """Copy a live store. A run that wants to write waits only while the copy is made.
+    """Copy a live store, while the run goes on writing.
 
     Raises:
         [`StoreError`]: if it cannot be read.

@@ -20,22 +20,17 @@ from ._database import StoreError
 
 logger = logging.getLogger(__name__)
 
+# The run as a digest of its id, and the tokens: prompt, cached, completion.
 # Of one length, because it is written over the last one. No run takes 10^19 tokens; one more digit could follow them.
 LINE = re.compile(rb"[0-9a-f]{64} (0\d{19}) (0\d{19}) (0\d{19})\n")
 WRITING = threading.Lock()  # two stores of a process may have one folder, and each has a judge's thread
 
 
 class Spending:
-    """The tokens that the replies of a judge have cost in a folder.
-
-    Args:
-        live (`Path`):
-            The live store. The record beside it has one line: the run that wrote it, as a digest of its id, and the
-            tokens (prompt, cached, completion).
-    """
+    """The tokens that the replies of a judge have cost in a folder."""
 
     def __init__(self, live: Path):
-        self.path = live.with_suffix(".spent")
+        self.path = live.with_suffix(".spent")  # beside the store, which a resume takes back
         self._run = ""
         self._recorded = self._ledger = Usage()
         self._file: int | None = None
@@ -63,12 +58,12 @@ class Spending:
         return Usage(*map(int, found.groups()))
 
     def add(self, tokens: Usage) -> None:
-        """Add the tokens of a reply. A record that was replaced or deleted is written again."""
+        """Add the tokens of a reply."""
         with WRITING:
             if self._file is not None and not self._in_place(self._file):
                 logger.warning("%s was replaced or deleted while this run used it: it is written again", self.path)
                 self.close()
-            if self._file is None:
+            if self._file is None:  # here and not at the start, so that reading a store makes no file
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             # Another store of this process may have added to it.
             found = LINE.fullmatch(os.pread(self._file, 200, 0))
@@ -85,6 +80,7 @@ class Spending:
     @property
     def totals(self) -> Totals:
         """The tokens so far, as totals of which the other fields are 0."""
+        # A copied folder may have only one of the two.
         prompt, cached, completion = map(max, self._recorded, self._ledger)
         return Totals(spent_prompt_tokens=prompt, spent_cached_tokens=cached, spent_completion_tokens=completion)
 

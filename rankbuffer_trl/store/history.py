@@ -29,12 +29,12 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class AnchorRow:
-    """One anchor of a buffer without its text; `h` counts the epochs in a row without a rollout next to it."""
+    """One anchor of a buffer without its text."""
 
     id: str
     source: str
     epoch: int
-    h: int
+    h: int  # epochs in a row without a rollout next to it
 
     def __post_init__(self):
         initial_number(self.id)
@@ -51,43 +51,22 @@ class BufferRow:
 
     def __post_init__(self):
         if len(self.anchors) < 2:
-            raise ValueError("a buffer has two anchors or more")
+            raise ValueError("a buffer has two anchors or more")  # else it has no interval
 
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One scored group.
-
-    Args:
-        query_id (`str`):
-            The query.
-        step (`int`):
-            The trainer's step, from 0.
-        epoch (`int`):
-            The epoch, from 0.
-        k (`int`):
-            Number of anchors that the group was placed among; 0 without a buffer.
-        positions (`dict[str, int]`):
-            Insertion position by rollout id, of the rollouts that were placed.
-        order (`list[list[int]]`):
-            Rollout ids from worst to best, in tiers of equal rank.
-        rewards (`list[float | None]`):
-            One reward per rollout; `None` where the judge gave no verdict.
-        added (`list[tuple[str, str]]`):
-            Id and source of each anchor that the group added.
-        pruned (`list[tuple[str, str]]`):
-            Id and source of each anchor that left the buffer.
-    """
+    """One scored group."""
 
     query_id: str
     step: int
     epoch: int
-    k: int
-    positions: dict[str, int]
-    order: list[list[int]]
-    rewards: list[float | None]
-    added: list[tuple[str, str]]
-    pruned: list[tuple[str, str]]
+    k: int  # anchors that the group was placed among; 0 without a buffer
+    positions: dict[str, int]  # insertion position by rollout id, of the rollouts that were placed
+    order: list[list[int]]  # rollout ids from worst to best, in tiers of equal rank
+    rewards: list[float | None]  # by rollout; `None` where the judge gave no verdict
+    added: list[tuple[str, str]]  # id and source of each anchor
+    pruned: list[tuple[str, str]]  # the same
 
     def __post_init__(self):
         ids = range(len(self.rewards))
@@ -96,6 +75,7 @@ class GroupRow:
             raise ValueError("positions and order must name rollouts, which the rewards count")
         if any(not 0 <= position <= self.k for position in self.positions.values()):
             raise ValueError(f"each of positions must be from 0 to k={self.k}")
+        # Several of 1e308 would add up to infinity in a report.
         if any(abs(reward) > 1e100 for reward in self.rewards if reward):
             raise ValueError("rewards must be numbers that can be added up")
 
@@ -119,12 +99,12 @@ class ResponseRow:
 
 @dataclass(frozen=True)
 class ReadRow:
-    """One rollout that the reference judge has scored too. `difference` is what the judge gave more."""
+    """One rollout that the reference judge has scored too."""
 
     query_id: str
     step: int
     rollout: int
-    difference: float
+    difference: float  # the judge's reward less the reference judge's
     features: dict[str, float]
 
 
@@ -179,7 +159,8 @@ def reads(store: Readable, limit: int) -> list[ReadRow]:
 
 
 def count_reads(store: Readable) -> tuple[int, int | None]:
-    """Return how many rollouts a reference judge has scored, and the newest step of one. Most runs have no table."""
+    """Return how many rollouts a reference judge has scored, and the newest step of one."""
+    # A run without a reference judge has no such table.
     if not list(store.rows("SELECT 1 FROM sqlite_master WHERE name = 'reads'")):
         return 0, None
     return next((count, step) for count, step in store.rows("SELECT count(*), max(step) FROM reads"))
@@ -196,6 +177,7 @@ def initial_anchors(store: Readable, **equal: Any) -> dict[str, list[str]]:
     for query_id, id in _select(store, "query_id, id", "responses", "query_id", equal):
         if id.startswith("initial-"):
             with damage(store.path, "responses", {"query_id": query_id}):
+                # By number, since initial-10 sorts before initial-2 as a text.
                 found.setdefault(query_id, {})[initial_number(id)] = id
     return {query_id: [ids[number] for number in sorted(ids)] for query_id, ids in found.items()}
 
@@ -214,8 +196,6 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     """Return the sums of the judge's ledger over a phase by the values of one column, in their order.
 
     Args:
-        store (`Readable`):
-            The store.
         column (`str`):
             A column of the table `calls`, or `epoch`, which leaves out calls of groups that were not committed.
         phase (`str`, *optional*, defaults to `"train"`):
@@ -223,7 +203,7 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
         equal:
             Columns of `calls` and the value that each must have.
     """
-    table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
+    table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"  # calls have a step alone
     return {value: sums for (value,), sums in _sums(store, table, [column], {"phase": phase, **equal})}
 
 
@@ -235,14 +215,10 @@ def has_calls(store: Readable, kind: str, since: int = 0) -> bool:
 
 
 def initial_number(id: str) -> int:
-    """Return the number in the id of an initial anchor, and -1 for any other response.
-
-    Raises:
-        `ValueError`: if an initial anchor has no number.
-    """
+    """Return the number in the id of an initial anchor, and -1 for any other response."""
     if not id.startswith("initial-"):
         return -1
-    if not re.fullmatch(r"initial-[0-9]{1,9}", id):
+    if not re.fullmatch(r"initial-[0-9]{1,9}", id):  # `int` takes other digits and spaces, and refuses 5,000 digits
         raise ValueError(f"the id of an initial anchor must be initial-<number>, got {shown(id)}")
     return int(id.removeprefix("initial-"))
 
@@ -250,14 +226,14 @@ def initial_number(id: str) -> int:
 def _decoded(
     store: Readable, kind: Callable[..., T], columns: str, table: str, order: str, equal: dict[str, Any]
 ) -> list[T]:
-    """Return rows as a class, whose fields are the columns in their order. A field with parts is stored as JSON."""
-    types = {name: each for name, (each, _) in fields_of(kind).items()}
+    """Return rows as a class, whose fields are the columns in their order."""
+    types = {name: each for name, (each, _) in fields_of(kind).items()}  # in the order of the columns
     found = []
     for values in _select(store, columns, table, order, equal):
         row = dict(zip(types, values, strict=True))
         with damage(store.path, table, equal | row):
             for name, value in row.items():
-                if isinstance(value, str) and types[name] is not str:
+                if isinstance(value, str) and types[name] is not str:  # a field with parts is stored as JSON
                     row[name] = parse_json(value, at=name)
             found.append(decode(row, kind))
     return found
@@ -269,6 +245,7 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        # The other columns may hold whole responses.
         names = [name for name in ("query_id", "step", "id") if name in row]
         place = "".join(f", {name} {shown(row[name])}" for name in names)
         raise StoreError(
@@ -280,7 +257,6 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
 def _sums(
     store: Readable, table: str, columns: Sequence[str], equal: dict[str, Any]
 ) -> Iterator[tuple[tuple, Totals]]:
-    """Yield the sums of calls by the values of these columns, in their order."""
     names, n = ", ".join(columns), len(columns)
     sums = ", ".join(f"sum({COUNTS.get(field.name, field.name)})" for field in fields(Totals))
     for row in _select(store, f"{names}, {sums}", table, names, equal, group=f"GROUP BY {names}"):
