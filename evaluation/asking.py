@@ -15,17 +15,13 @@ FAILED_CALLS = "failed_calls.jsonl"
 
 
 def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
-    """Ask the judge all chats of a benchmark that are not answered yet.
+    """Ask the judge all chats of a benchmark that are not answered yet. `what` is the title of the progress bar.
 
     Args:
-        settings (`FailureLimit`):
-            The judge. Its `judge_max_failures` limits the share of chats that may fail.
         chats (`Mapping[str, Chat]`):
             What to ask, by key. An answer is reused only for the same messages, request and judge.
         log (`Path`):
             File of the answers. The costs of the judgments that failed lie beside it.
-        what (`str`):
-            Title of the progress bar.
 
     Raises:
         [`JudgeError`]: if the judge is not there or its context is too small, before anything is asked; or if too many
@@ -34,10 +30,11 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
     limit = settings.judge_max_failures
     answers = asyncio.run(ask_many(settings.judge(), chats, log, what, need_judge(settings), limit))
     paid = log.with_name(FAILED_CALLS)
-    if answers.failures or paid.exists():
+    if answers.failures or paid.exists():  # failures of earlier runs were paid too
         with AnswerLog(paid) as failed:
-            for name in answers.failures.keys() & answers.asked.keys():
+            for name in answers.failures.keys() & answers.asked.keys():  # those that a stop left out cost nothing
                 failed.add(name, None, answers.asked[name])
+        # Failed calls of this run stand in `failed` already.
         answers = replace(answers, calls=[*(call for call in answers.calls if not call.failed), *failed.calls])
     if len(answers.failures) > limit * len(chats):
         causes = {name: cause for name, cause in answers.failures.items() if name in answers.asked}
@@ -57,6 +54,7 @@ def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
         [`JudgeError`]: if none of them can be read.
     """
     first = dict(list(chats.items())[:PILOT])
+    # 1.0: the message below says more than that of `ask_judge`.
     once = replace(settings, judge_max_attempts=1, judge_max_failures=1.0)
     failures = ask_judge(once, first, log, f"{what}: first questions").failures
     if first and len(failures) == len(first):
@@ -67,11 +65,7 @@ def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
 
 
 def need_judge(settings: FailureLimit) -> str:
-    """Return the name of the judge's model, and refuse to evaluate without a server.
-
-    Raises:
-        [`JudgeError`]: if no server is named.
-    """
+    """Return the name of the judge's model, or raise [`JudgeError`] if no server is named."""
     if not settings.judge_url or not settings.judge_model:
         raise JudgeError(
             "judge_url is not set. The benchmarks need a language model as judge: name an OpenAI-compatible server and"

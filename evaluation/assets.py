@@ -37,11 +37,8 @@ class Assets:
     """The official files below one folder.
 
     Args:
-        folder (`str` or `Path`):
-            The folder.
         manifest (`str` or `Path`, *optional*):
-            A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`. A
-            benchmark from another package can have its entries there.
+            A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`.
 
     Raises:
         [`AssetError`]: if that file cannot be read, or an entry is not of this form.
@@ -54,18 +51,15 @@ class Assets:
             decode(others, dict[str, dict[str, Entry]])
         except ValueError as error:
             raise AssetError(f"the list of official files {manifest} is wrong: {error}") from None
+        # A benchmark of another package has its entries in `others` alone.
         self.manifest: dict[str, dict[str, dict]] = others | {
             path.parent.name: read_yaml(path) | others.get(path.parent.name, {})
             for path in Path(__file__).parent.glob("*/assets.yaml")
         }
-        self._checked: dict[tuple[str, str], tuple[Path, str]] = {}
+        self._checked: dict[tuple[str, str], tuple[Path, str]] = {}  # so that each file is hashed once
 
     def path(self, benchmark: str, name: str) -> Path:
-        """Check the file `name` of `benchmark` and return its path.
-
-        Raises:
-            [`AssetError`]: if it is missing or has another sha256.
-        """
+        """Return the path of the file `name` of `benchmark`. Raise [`AssetError`] if it is missing or another."""
         if (benchmark, name) not in self._checked:
             self._checked[benchmark, name] = self._find(benchmark, name)
         return self._checked[benchmark, name][0]
@@ -76,7 +70,7 @@ class Assets:
         Raises:
             [`AssetError`]: naming each file that is missing or wrong.
         """
-        faults = []
+        faults = []  # one error for all, so that they can be got at once
         for name in names:
             try:
                 self.path(benchmark, name)
@@ -99,7 +93,7 @@ class Assets:
             places = " or ".join(map(str, candidates))
             raise AssetError(f"{benchmark}: the official file {name!r} is missing; it belongs at {places}. {advice}")
         sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
-        if entry["sha256"] not in (sha256, None):
+        if entry["sha256"] not in (sha256, None):  # null accepts any file
             raise AssetError(
                 f"{benchmark}: {found} is not the official file {name!r}: its sha256 is {sha256}, that of the pinned"
                 f" revision is {entry['sha256']}. {advice}"
@@ -108,11 +102,7 @@ class Assets:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping of a YAML file.
-
-    Raises:
-        [`AssetError`]: if the file is missing or is no mapping.
-    """
+    """Return the mapping of a YAML file, or raise [`AssetError`]."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -123,10 +113,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def package_folder(name: str) -> Path:
-    """Return the folder of an installed package without importing it.
-
-    For a package that is not installed the returned path does not exist and says so.
-    """
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
+    # The path of one that is not installed does not exist, and says why.
     places = (spec and spec.submodule_search_locations) or [f"(package {name} is not installed)"]
     return Path(places[0])

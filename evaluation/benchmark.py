@@ -22,7 +22,7 @@ from .metric import Interval, Rows, bootstrap_interval, paired_difference
 CHATML_MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 """In an output they would end a turn of the judge's prompt."""
 
-AROUND = "text_around"
+AROUND = "text_around"  # official code drops such verdicts, so they are counted
 """The key that marks a verdict whose answer had text around its object."""
 
 THINKING = ("<think>", "</think>")
@@ -34,33 +34,19 @@ class OutputError(RankBufferError, ValueError):
 
 @dataclass(frozen=True)
 class BenchmarkScores:
-    """The scores of one model on one benchmark.
+    """The scores of one model on one benchmark. Every metric is the weighted mean of its rows."""
 
-    Args:
-        headline (`str`):
-            The benchmark's main metric: a key of `rows`.
-        rows (`Mapping[str, Rows]`):
-            For each metric the contribution of each prompt. Every metric is the weighted mean of its rows, on the
-            scale on which the benchmark reports it.
-        counts (`Mapping[str, int]`):
-            Prompts, judgments, and everything that was null, NaN, empty or dropped.
-        official (`Mapping[str, float | str]`, *optional*):
-            Numbers that official code computed from the same judgments, or that are not a mean of rows.
-        notes (`Sequence[str]`, *optional*):
-            What a reader of the numbers has to know.
-        among (`Callable[[Collection[str]], Mapping[str, Rows]]`, *optional*):
-            Returns `rows` as if there were these prompts alone, for weights that depend on the other prompts.
-    """
-
-    headline: str
-    rows: Mapping[str, Rows]
-    counts: Mapping[str, int]
-    official: Mapping[str, float | str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    headline: str  # the main metric, a key of `rows`
+    rows: Mapping[str, Rows]  # by metric, on the scale on which the benchmark reports it
+    counts: Mapping[str, int]  # prompts, judgments, and all that was null, NaN, empty or dropped
+    official: Mapping[str, float | str] = field(default_factory=dict)  # computed by official code, or no mean of rows
+    notes: Sequence[str] = ()  # what a reader of the numbers has to know
+    # `rows` of these prompts alone, where weights depend on the others.
     among: Callable[[Collection[str]], Mapping[str, Rows]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def _intervals(self) -> dict[str, Interval]:
+        # 2,000 resamples, so once for all readers.
         return {name: bootstrap_interval(rows) for name, rows in self.rows.items()}
 
     def metrics(self) -> dict[str, Interval]:
@@ -80,11 +66,8 @@ class Benchmark(Protocol):
     With a `limit`, only the first `limit` prompts count.
     """
 
-    name: str
-    """Its key in settings and folders, such as `wildbench`."""
-
-    title: str
-    """Its name in tables, such as `WildBench v2`."""
+    name: str  # its key in settings and folders, such as `wildbench`
+    title: str  # its name in tables, such as `WildBench v2`
 
     def prompts(self) -> list[Prompt]:
         """Return the chats to answer, in official order."""
@@ -101,10 +84,7 @@ class Benchmark(Protocol):
         """
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
-        """Judge what is not judged yet and write the official result format.
-
-        Returns:
-            `Totals`: the cost of all judgments in the folder, those of earlier runs included.
+        """Judge what is not judged yet, write the official result format, and return the cost, also of earlier runs.
 
         Raises:
             [`JudgeError`]: if the judge cannot do it, before money is spent where that can be known.
@@ -119,19 +99,11 @@ class Benchmark(Protocol):
 
 
 def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], where: Path) -> dict[str, str]:
-    """Check the outputs of a file and return them by prompt id, in the order of `expected`.
-
-    Args:
-        expected (`Sequence[str]`):
-            The ids of all prompts.
-        found (`Iterable[tuple[Any, Any]]`):
-            The file's rows, as (prompt id, text).
-        where (`Path`):
-            The file.
+    """Check the rows (prompt id, text) of a file and return the texts by id, in the order of `expected`.
 
     Raises:
         [`OutputError`]: if a row is missing, unknown, duplicated or no text, or if a text holds thinking or markers
-            of a chat template. An empty text is accepted: it is judged as such.
+            of a chat template.
     """
     outputs: dict[str, str] = {}
     twice: list[str] = []
@@ -140,7 +112,7 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
     for key, text in found:
         if not isinstance(key, str):
             raise OutputError(f"{where}: {shorten(key)} is no id of a prompt, which is a text")
-        if not isinstance(text, str):
+        if not isinstance(text, str):  # an empty text passes: it is judged as such
             raise OutputError(f"{where}: the output of {key!r} is no text but {type(text).__name__}")
         if key in outputs:
             twice.append(key)
@@ -168,24 +140,14 @@ def without_markers(text: str) -> str:
 
 
 def read_json_answer(text: str, keys: Sequence[str], cut_off: bool = False) -> dict[str, Any]:
-    """Return the one JSON object in a judge's answer, see [`read_object`].
-
-    Official code reads answers that are nothing but the object. Any other one is marked with `AROUND`.
-
-    Args:
-        text (`str`):
-            The judge's answer.
-        keys (`Sequence[str]`):
-            The keys that the object must have.
-        cut_off (`bool`, *optional*, defaults to `False`):
-            Whether the answer ended at its token limit.
+    """Return the one JSON object in a judge's answer, which must have `keys`. See [`read_object`].
 
     Raises:
-        [`VerdictError`]: if there is no such object, or if it holds a lone surrogate, which no file can store.
+        [`VerdictError`]: if there is no such object, or if no file can store it.
     """
     verdict, around = read_object(text, keys, cut_off)
     try:
-        json.dumps(verdict, ensure_ascii=False).encode()
+        json.dumps(verdict, ensure_ascii=False).encode()  # refuses a lone surrogate, which no file can store
     except ValueError as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
     return verdict | ({AROUND: True} if around else {})

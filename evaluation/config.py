@@ -71,6 +71,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
         super().__post_init__()
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
+        # A benchmark that is named twice counts once.
         names = [each.name for each in {*map(find_benchmark, self.benchmarks)}]
         if len(names) > len({*names}):
             raise SettingsError(f"benchmarks has two classes of one name, and each names a folder: {sorted(names)}")
@@ -104,6 +105,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
             [`SettingsError`]: naming each setting that differs from those of the folder.
         """
         path = Path(self.output_dir) / "settings.json"
+        # Without a judge, its settings are still free.
         mine = {key: getattr(self, key) for key in (SAMPLED if self.generate_only else KEPT)}
         theirs = mine | (read_json(path) if path.exists() else {})  # which lacks the judge until there are judgments
         if differ := [

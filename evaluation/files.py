@@ -20,12 +20,10 @@ BROUGHT = "Is it half a file? Write all outputs of the model into it, as the ben
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    A lone surrogate, which a model may write, becomes a question mark.
-    """
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
+        # A lone surrogate of a model becomes a question mark.
         draft.write_text(text, encoding="utf-8", errors="replace")
 
 
@@ -43,10 +41,9 @@ def read_text(path: Path, hint: str) -> str:
     """Return the text of a file of JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark and gzip.
 
     Raises:
-        [`OutputError`]: if it is none. `hint` says what to do.
-        `FileNotFoundError`: if it is missing.
+        [`OutputError`]: if it is none, with `hint` as the advice. A missing file is a `FileNotFoundError`.
     """
-    content = path.read_bytes()
+    content = path.read_bytes()  # outputs from elsewhere come in UTF-16 or gzip too
     try:
         if content.startswith(GZIP):
             content = gzip.decompress(content)
@@ -56,29 +53,20 @@ def read_text(path: Path, hint: str) -> str:
 
 
 def read_json(path: Path, hint: str = REWRITTEN) -> Any:
-    """Return the value of a JSON file.
-
-    Raises:
-        [`OutputError`]: if it is not JSON. `hint` says what to do.
-        `FileNotFoundError`: if it is missing.
-    """
+    """Return the value of a JSON file. See [`read_text`] for `hint` and errors."""
     try:
         return json.loads(read_text(path, hint))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, OutputError):
+        if isinstance(error, OutputError):  # it is a `ValueError` too
             raise
         raise OutputError(f"{path} is not valid JSON ({error}). {hint}") from None
 
 
 def read_jsonl(path: Path, hint: str = REWRITTEN) -> Iterator[dict]:
-    """Yield the rows of a file of JSON lines. Blank lines are left out.
-
-    Raises:
-        [`OutputError`]: naming the line that is not an object. `hint` says what to do.
-        `FileNotFoundError`: if the file is missing.
-    """
+    """Yield the objects of a file of JSON lines. See [`read_text`] for `hint` and errors."""
+    # `splitlines` would also split at U+2028 inside a text.
     for number, line in enumerate(read_text(path, hint).split("\n"), start=1):
-        if not line.strip():
+        if not line.strip():  # other programs leave blank lines
             continue
         try:
             row = json.loads(line)
@@ -93,23 +81,16 @@ def read_jsonl(path: Path, hint: str = REWRITTEN) -> Iterator[dict]:
 
 def file_name(label: str) -> str:
     """Return a model's or judge's name as one part of a path."""
-    return label.replace("/", "__")
+    return label.replace("/", "__")  # a judge's name on the Hub holds a slash
 
 
 def write_failed_judgments(folder: Path, failures: Mapping[str, str]) -> None:
-    """Write the cause of each judgment that failed.
-
-    The official result formats leave such rows out, so the causes are in a separate file.
-    """
-    write_json(folder / FAILED_JUDGMENTS, dict(failures))
+    """Write the cause of each judgment that failed."""
+    write_json(folder / FAILED_JUDGMENTS, dict(failures))  # apart, since the official formats leave such rows out
 
 
 def read_failed_judgments(folder: Path) -> dict[str, str]:
-    """Return the cause of each judgment that failed, by key.
-
-    Raises:
-        [`OutputError`]: if the judging has not finished yet.
-    """
+    """Return the cause of each judgment that failed, by key. Before the judging is done, raise [`OutputError`]."""
     try:
         return read_json(folder / FAILED_JUDGMENTS)
     except FileNotFoundError:
@@ -117,11 +98,7 @@ def read_failed_judgments(folder: Path) -> dict[str, str]:
 
 
 def check_rows(found: Sequence[str], expected: Collection[str], dropped: Collection[str], where: Path) -> None:
-    """Check that a result file has one row for each prompt except the dropped ones.
-
-    Raises:
-        [`OutputError`]: naming the rows that are missing, duplicated or unknown.
-    """
+    """Check that a result file has one row for each prompt except the dropped ones, else raise [`OutputError`]."""
     counts = Counter(found)
     for keys, fault in (
         ([key for key in expected if key not in counts and key not in dropped], "have no verdict"),

@@ -48,6 +48,7 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
     for label, model, adapter_of, opened, missing in todo:
         log = Path(config.output_dir) / label / "vllm.log"
         running = config.engine_url and VllmEngine(config.engine_url, config.engine_model or model, model, config)
+        # A server of the user's is not ended.
         with nullcontext(running) if running else engine(config, label, model, adapter_of, log) as responder:
             for benchmark in missing:
                 folder = config.folder(label, benchmark.name)
@@ -57,28 +58,13 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
 def respond(
     responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool, check: str | None = None
 ) -> None:
-    """Generate the outputs of one model for one benchmark. Print how many are empty or had markers.
-
-    Args:
-        responder (`Engine`):
-            The engine.
-        benchmark (`Benchmark`):
-            The benchmark.
-        folder (`Path`):
-            The folder of the outputs.
-        label (`str`):
-            The model's label.
-        opened (`bool`):
-            Whether the model's responses start inside a thinking block.
-        check (`str`, *optional*):
-            The setting `format_check`.
-    """
+    """Generate the outputs of one model for one benchmark. For `opened` and `check` see [`read_answers`]."""
     what = f"{benchmark.title}: responses of {label}"
     texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what).values
     answers = read_answers(texts, opened, what, check)
-    plain = {id: without_markers(answer) for id, answer in answers.items()}
+    plain = {id: without_markers(answer) for id, answer in answers.items()}  # markers would change the judge's prompt
     benchmark.write_outputs(folder, label, plain)
-    benchmark.read_outputs(folder, label)
+    benchmark.read_outputs(folder, label)  # checks them before anything else is generated
     facts: dict[str, Any] = {
         "responses": len(answers),
         "empty": sum(not answer for answer in answers.values()),
@@ -94,12 +80,7 @@ def label_path(config: EvaluationConfig, label: str) -> Path:
 
 
 def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, Any]:
-    """Check that a label is free for a model with its present weights.
-
-    Without this check, outputs of another model or of older weights would count as the model's own.
-
-    Returns:
-        `dict[str, Any]`: the model and its weights, as [`label_path`] records them.
+    """Check that a label is free for a model with its present weights, and return both as [`label_path`] records them.
 
     Raises:
         [`OutputError`]: if the label has outputs of another model, or its record is damaged.
@@ -112,7 +93,7 @@ def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, A
             f"{path} does not say which model has the label {label!r}: delete it to use the outputs beside it for"
             f" {model!r}"
         )
-    if theirs != mine:
+    if theirs != mine:  # other weights' outputs would count as the model's own
         changed = f"is now {model!r}" if theirs["model"] != model else "has other weights now"
         raise OutputError(
             f"{path.parent} holds outputs of {theirs['model']!r}, and the model {label!r} {changed}. Give it another"
@@ -131,7 +112,7 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | Non
         outputs = benchmark.read_outputs(folder, label)
     except FileNotFoundError:
         return False
-    if not (folder / GENERATION).exists():
+    if not (folder / GENERATION).exists():  # those that we generated were read by `read_answers`
         refuse_tags(outputs, f"{folder}: outputs from elsewhere", check)
     elif (theirs := read_json(folder / GENERATION).get("format_check")) != check:
         raise OutputError(
@@ -142,11 +123,7 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | Non
 
 
 def refuse_tags(answers: Mapping[str, str], what: str, check: str | None) -> None:
-    """Refuse answers most of which begin with a tag that closes later, unless a setting says where they stand.
-
-    Raises:
-        [`OutputError`]: naming the tag.
-    """
+    """Refuse answers most of which begin with a tag that closes later, unless a setting says where they stand."""
     told = [answer for answer in answers.values() if answer]
     tagged = [answer for answer in told if TAGGED.match(answer)]
     if check is None and len(tagged) > len(told) / 2:
@@ -162,28 +139,17 @@ def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
-    rendered = rendered.rstrip()
+    rendered = rendered.rstrip()  # a template may end in a newline behind its tag
     return any(tag.end() == len(rendered) for tag in THOUGHT_BEGINS.finditer(rendered))
 
 
 def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str | None = None) -> dict[str, str]:
-    """Return the answers in responses, without their thinking.
-
-    Args:
-        texts (`Mapping[str, str]`):
-            Responses by prompt id.
-        opened (`bool`):
-            Whether they start inside a thinking block.
-        what (`str`):
-            What they are, for the message.
-        check (`str`, *optional*):
-            The setting `format_check`.
+    """Return the answers in responses, without their thinking. `opened`: the prompts end inside a thinking block.
 
     Raises:
-        [`OutputError`]: if every response starts inside a thinking block and none closes it, or if most begin with a
-            tag that is not known.
+        [`OutputError`]: if all start inside a thinking block and none closes it, or most begin with an unknown tag.
     """
-    if check is not None:
+    if check is not None:  # then the setting alone says where the answer stands
         return {id: read_answer(text, check).text for id, text in texts.items()}
     closed = [text for text in texts.values() if answer_of(text)[1]]
     if opened and texts and not closed:
@@ -201,4 +167,4 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str |
 def answer_in(text: str, opened: bool) -> str:
     """Return what follows the thinking: all of a text without any, nothing if the thinking does not end."""
     answer, thought = answer_of(text)
-    return "" if opened and not thought else answer
+    return "" if opened and not thought else answer  # the thinking did not end, and the judge must not see it

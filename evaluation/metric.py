@@ -37,39 +37,23 @@ def mean(rows: Rows) -> float:
 
 
 def bootstrap_interval(rows: Rows, seed: int = 0) -> Interval:
-    """Return the mean with a percentile bootstrap, which resamples prompts and not judgments.
-
-    Args:
-        rows (`Rows`):
-            The rows of one metric.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the resamples.
-    """
+    """Return the mean with a percentile bootstrap."""
     value = mean(rows)
-    if len(rows) < 2:
+    if len(rows) < 2:  # one prompt says nothing about the spread
         return Interval(value, float("nan"), float("nan"), len(rows))
     values, weights = (np.array(column) for column in zip(*rows.values(), strict=True))
-    counts = resample(len(rows), seed)
+    counts = resample(len(rows), seed)  # prompts, not judgments: those of one prompt are not independent
     return Interval(value, *percentiles(counts @ (values * weights) / (counts @ weights)), len(rows))
 
 
 def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
-    """Return how much higher `second` is than `first` over the prompts of both, with the same resamples for both.
-
-    Args:
-        first (`Rows`):
-            The metric of one model.
-        second (`Rows`):
-            The same metric of another model.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the resamples.
-    """
-    shared = sorted(first.keys() & second.keys())
+    """Return how much higher `second` is than `first` over the prompts of both."""
+    shared = sorted(first.keys() & second.keys())  # sorted: the resamples draw places, and each must name one prompt
     a, b = ({key: rows[key] for key in shared} for rows in (first, second))
     value = mean(b) - mean(a)
     if len(shared) < 2:
         return Interval(value, float("nan"), float("nan"), len(shared))
-    counts = resample(len(shared), seed)
+    counts = resample(len(shared), seed)  # the same for both, since the difference is paired
     means = []
     for rows in (a, b):
         values, weights = (np.array(column) for column in zip(*rows.values(), strict=True))
@@ -77,13 +61,13 @@ def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
     return Interval(value, *percentiles(means[1] - means[0]), len(shared))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2)  # metrics over as many prompts share the draw
 def resample(n: int, seed: int) -> np.ndarray:
     """Draw how often each of `n` prompts occurs in each resample: an array of `RESAMPLES` x `n`."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
 
 
 def percentiles(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the central 95 %. A resample whose weights sum to 0 does not count."""
-    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    """Return the ends of the central 95 %."""
+    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])  # NaN is a resample whose weights sum to 0
     return float(low), float(high)

@@ -16,22 +16,11 @@ class ScriptError(AssetError):
 
 
 def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, str], first: str = "") -> str:
-    """Run an official script, unmodified, in its own process.
+    """Run an official script in its own process, after the code in `first`, and return what it printed.
 
     Args:
-        script (`Path`):
-            The script.
-        *arguments (`str`):
-            The script's arguments.
-        cwd (`Path`):
-            The folder in which the script runs.
         stubs (`Mapping[str, str]`):
-            Source of modules by name. They replace libraries that need the network or are not installed.
-        first (`str`, *optional*):
-            Code to run before the script.
-
-    Returns:
-        `str`: what the script printed.
+            Source by name of modules that replace libraries which need the network or are not installed.
 
     Raises:
         [`ScriptError`]: if the script takes too long, or fails, with the end of its error output.
@@ -40,9 +29,11 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
     modules.mkdir(exist_ok=True)
     for name, source in stubs.items():
         (modules / f"{name}.py").write_text(source, encoding="utf-8")
+    # First in the path, so that a stub hides an installed library.
     code = f"import runpy, sys\nsys.path.insert(0, {str(modules)!r})\n{first}\nsys.argv = sys.argv[1:]\n"
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", code, str(script.absolute()), *arguments]
+    # Its sets have one order, and it sees no keys.
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
@@ -53,5 +44,6 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
             f"the official {script} did not end within {SCRIPT_SECONDS:g} s: run the command again on a quiet machine"
         ) from None
     if done.returncode:
+        # A traceback ends with its cause.
         raise ScriptError(f"the official {script} failed: {done.stderr.strip()[-500:]}")
     return done.stdout

@@ -20,19 +20,16 @@ BENCHMARKS: dict[str, Any] = {
     "writingbench": WritingBench,
 }
 """The class of each benchmark of the paper, by the name that settings, folders and results use."""
+# Annotations hold `name` and `title`, which have no value.
 MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
 
 
 def find_benchmark(name: str) -> Any:
-    """Return the class of a benchmark, which is called with `assets` and `limit`.
-
-    Args:
-        name (`str`):
-            A key of [`BENCHMARKS`], or the dotted path of a class that follows [`Benchmark`].
+    """Return the class of a benchmark: `name` is a key of [`BENCHMARKS`] or the dotted path of a class of your own.
 
     Raises:
-        [`SettingsError`]: if there is no such class, if it lacks a member of [`Benchmark`], or if its name is that of
-            a benchmark of the paper, whose numbers would stand beside its own.
+        [`SettingsError`]: if there is no such class, if it lacks a member of [`Benchmark`], or if its name is taken
+            or names no folder.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
@@ -45,6 +42,7 @@ def find_benchmark(name: str) -> Any:
         ) from error
     if missing := [member for member in MEMBERS if not hasattr(benchmark, member)] if isclass(benchmark) else MEMBERS:
         raise SettingsError(f"benchmarks: {name} must be a class with {', '.join(missing)}")
+    # Else the paper's numbers would stand beside its own.
     if benchmark.name in BENCHMARKS or not LABEL.fullmatch(str(benchmark.name)):
         raise SettingsError(
             f"benchmarks: the name of {name} is {benchmark.name!r}. It names a folder, so it may hold letters,"

@@ -38,29 +38,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """All results of one evaluation.
+    """All results of one evaluation."""
 
-    Args:
-        results (`Mapping[str, Mapping[str, ModelResult]]`):
-            Results by model, then by benchmark.
-        titles (`Mapping[str, str]`):
-            Titles of the benchmarks by name.
-        judge (`str`):
-            The judge's name.
-        limit (`int`, *optional*):
-            The limit on prompts. If it is set, the numbers mean nothing.
-        paper (`Sequence[str]`, *optional*):
-            Rows of the paper to show, see `rankbuffer_tools/paper.yaml`.
-        compare_with (`str`, *optional*):
-            The model against which the others are compared. Default: the first.
-    """
-
-    results: Mapping[str, Mapping[str, ModelResult]]
-    titles: Mapping[str, str]
-    judge: str
-    limit: int | None = None
-    paper: Sequence[str] = ()
-    compare_with: str | None = None
+    results: Mapping[str, Mapping[str, ModelResult]]  # by model, then by benchmark
+    titles: Mapping[str, str]  # by the name of a benchmark
+    judge: str  # its name
+    limit: int | None = None  # if it is set, the numbers mean nothing
+    paper: Sequence[str] = ()  # rows to show, see `rankbuffer_tools/paper.yaml`
+    compare_with: str | None = None  # a model; the first by default
 
     def comparisons(self) -> list[Comparison]:
         """Compare every metric of every other model with that of `compare_with`."""
@@ -85,7 +70,7 @@ class EvaluationReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers, with `None` for NaN."""
-        return without_nan(
+        return without_nan(  # JSON has no NaN
             {
                 "judge": self.judge,
                 "limit": self.limit,
@@ -127,6 +112,7 @@ class EvaluationReport:
                 ),
             ]
         parts += ["## Rows and drops", self._counts(), "## Judging", self._costs()]
+        # Models of one benchmark share their notes.
         if notes := list(dict.fromkeys(note for _, _, result in self._each() for note in result.scores.notes)):
             parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
         return "\n\n".join(parts) + "\n"
@@ -140,7 +126,7 @@ class EvaluationReport:
             shown = (format_interval(result.headline) for result in self.results[label].values())
             rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
         known = {*BENCHMARKS} & self.titles.keys()
-        for row in self.paper if known else ():
+        for row in self.paper if known else ():  # a benchmark of one's own has no number in the paper
             numbers = paper_rows()[row]
             whole = "average" if len(known) == len(BENCHMARKS) else None  # the paper's mean is one of all four
             shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
@@ -201,8 +187,9 @@ def result_as_dict(result: ModelResult) -> dict[str, Any]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns, which is readable as plain text too."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
+    """Return a Markdown table."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]  # a bar would end the cell
+    # Aligned, so that it reads well as plain text too.
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
@@ -222,7 +209,7 @@ def format_score(value: float | str) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """Return `value` with `None` in place of NaN, which JSON does not have."""
+    """Return `value` with `None` in place of NaN."""
     if isinstance(value, Mapping):
         return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -30,11 +30,8 @@ from .results import EvaluationReport, ModelResult
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
-    """Load the benchmarks of a run and check all of their official files.
-
-    Raises:
-        [`AssetError`]: naming all files that are missing or are not the official ones.
-    """
+    """Load the benchmarks of a run. Raise one [`AssetError`] for all official files that are missing or wrong."""
+    # The one setting of a single benchmark.
     options: dict[str, dict[str, Any]] = {"wildbench": {"reward": config.wildbench_reward}}
     loaded: dict[str, Benchmark] = {}
     faults = []
@@ -50,11 +47,7 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
 
 
 def generate_outputs(config: EvaluationConfig) -> None:
-    """Generate the outputs of all models, without a judge.
-
-    Raises:
-        [`RankBufferError`]: see [`generate`].
-    """
+    """Generate the outputs of all models, without a judge. For errors see [`generate`]."""
     benchmarks = load_benchmarks(config, config.assets())
     config.claim_folder()
     generate(config, benchmarks)
@@ -65,7 +58,7 @@ def policy_of(model: str) -> dict[str, Any]:
     try:
         with closing(read_store(Path(model, FOLDER, STORE_FILE))) as store:
             return {"model": model, "run": history.run_id(store), "step": store.last_step()}
-    except StoreError:
+    except StoreError:  # a model from elsewhere has no store
         return {"model": model, "run": None, "step": None}
 
 
@@ -93,7 +86,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
         raise SettingsError(f"paper_rows must be among {', '.join(paper_rows())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
-    check_judge(config.judge())
+    check_judge(config.judge())  # before models are loaded
     config.claim_folder()  # last, so that a typo does not take the folder
     policies = {label: policy_of(path) for label, path in config.labelled_models().items()}
     generate(config, benchmarks)
@@ -123,7 +116,7 @@ def main() -> None:
             generate_outputs(config)
             return
         report = evaluate(config)
-    except (RankBufferError, OSError) as error:
+    except (RankBufferError, OSError) as error:  # what a user can mend is one line
         sys.exit(f"evaluation: {error}")
     except KeyboardInterrupt:
         sys.exit("evaluation: interrupted. The same command continues from here")

@@ -27,28 +27,23 @@ WIN_RATE = "win rate"
 LENGTH_CONTROLLED = "length-controlled win rate"
 
 TOKEN = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
-"""Fields that `judge_request` cannot change: the log probabilities of the one token are the verdict."""
+"""Fields that `judge_request` cannot change."""
 
-REQUEST = TOKEN | {"temperature": 1, "seed": None}
+REQUEST = TOKEN | {"temperature": 1, "seed": None}  # as the official request, which has no seed
 
 
 class AlpacaEval:
-    """See [`Benchmark`]. With a `limit` there is no length-controlled win rate: its fit needs all rows in order.
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        limit (`int`, *optional*):
-            Use only the first `limit` instructions.
-    """
+    """See [`Benchmark`]. With a `limit` there is no length-controlled win rate."""
 
     name = "alpaca_eval"
     title = "AlpacaEval 2"
 
     def __init__(self, assets: Assets, limit: int | None = None):
+        # All at once, so that one error names every missing file.
         assets.check(self.name, ("prompt", "baseline") if limit else ("prompt", "baseline", "gamed"))
         rows = read_json(assets.path(self.name, "baseline"))
         self.template = read_template(assets.path(self.name, "prompt"))
+        # The fit needs all rows in official order.
         self.gamed = None if limit and limit < len(rows) else assets.path(self.name, "gamed")
         self.reference = rows[:limit]
         self.ids = {row["instruction"]: str(place) for place, row in enumerate(self.reference)}
@@ -91,21 +86,15 @@ class AlpacaEval:
     def chats(
         self, outputs: Mapping[str, str], read: Callable[..., float | None] = read_preference
     ) -> dict[str, Chat]:
-        """Return the chats by prompt id. Outputs that equal the baseline's are not judged.
-
-        Args:
-            outputs (`Mapping[str, str]`):
-                The model's outputs by prompt id.
-            read (`Callable`, *optional*, defaults to [`read_preference`]):
-                The reader of the log probabilities.
-        """
+        """Return the chats by prompt id. `read` takes the log probabilities."""
         chats = {}
         for row in self.reference:
             instruction, theirs = row["instruction"], row["output"]
             mine = outputs[self.ids[instruction]]
-            if mine != theirs:
+            if mine != theirs:  # equal outputs count half without a judge
                 switched = is_switched(instruction)
                 first, second = (mine, theirs) if switched else (theirs, mine)
+                # Filled in one pass: a placeholder inside an output stays text.
                 texts = {"{instruction}": instruction, "{output_1}": first, "{output_2}": second}
                 messages = [{"role": role, "content": fill(text, texts)} for role, text in self.template]
                 reader = partial(read, switched=switched)
@@ -114,13 +103,16 @@ class AlpacaEval:
         return chats
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
-        """See [`Benchmark`]. As in the official code, an answer without a preference is NaN and is not repeated."""
+        """See [`Benchmark`]."""
         outputs = self.read_outputs(folder, model)
         log, what = folder / "judge.jsonl", f"{self.title}: {model}"
         request = settings.endpoint.request
+        # The log probabilities of the one token are the verdict.
         fixed = {field: value for field, value in request.items() if field not in TOKEN}
         settings = replace(settings, judge_request=fixed)
+        # The official reader takes any answer, also of a judge that thinks.
         try_judge(settings, self.chats(outputs, read_pilot_preference), log, what)
+        # One without a preference is NaN, as officially, and not repeated.
         answers = ask_judge(settings, self.chats(outputs), log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
@@ -129,21 +121,7 @@ class AlpacaEval:
     def write_annotations(
         self, folder: Path, model: str, judge: str, outputs: Mapping[str, str], values: Mapping[str, float | None]
     ) -> None:
-        """Write the official annotations.
-
-        Args:
-            folder (`Path`):
-                The folder below which the file is written.
-            model (`str`):
-                The model that was judged.
-            judge (`str`):
-                The judge's name.
-            outputs (`Mapping[str, str]`):
-                The model's outputs by prompt id.
-            values (`Mapping[str, float | None]`):
-                The judge's preferences by the same ids. An output without one has no preference, unless it equals the
-                baseline's.
-        """
+        """Write the official annotations. `values` holds the preferences by prompt id."""
         rows = [
             {
                 "instruction": row["instruction"],
@@ -153,6 +131,7 @@ class AlpacaEval:
                 "output_2": outputs[id],
                 "generator_2": model,
                 "annotator": f"weighted_alpaca_eval_{judge}",
+                # Equal outputs were not judged, and are a draw.
                 "preference": 1.5 if outputs[id] == row["output"] else values.get(id),
             }
             for id, row in zip(outputs, self.reference, strict=True)
@@ -171,7 +150,7 @@ class AlpacaEval:
                 " rows. Delete it and run again: judgments are kept in judge.jsonl"
             )
         frame = pandas.DataFrame(rows)
-        frame["preference"] = frame["preference"].astype(float)
+        frame["preference"] = frame["preference"].astype(float)  # None becomes NaN, which the library leaves out
         if self.gamed is not None:
             official = length_controlled(frame, self.gamed)
         else:

@@ -16,9 +16,9 @@ from rankbuffer_trl.errors import SettingsError
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Restore the level of the root logger, which the library sets to INFO, and silence it meanwhile."""
+    """Silence the root logger, then restore its level."""
     root = logging.getLogger()
-    level = root.level
+    level = root.level  # the library sets it to INFO, also for its caller
     root.setLevel(logging.CRITICAL)
     try:
         yield
@@ -27,11 +27,7 @@ def quiet() -> Iterator[None]:
 
 
 def load_library() -> ModuleType:
-    """Import the library.
-
-    Raises:
-        [`SettingsError`]: if the library is not installed, or another package breaks it.
-    """
+    """Import the library, or raise [`SettingsError`] if it is not installed or another package breaks it."""
     try:
         with quiet():
             import alpaca_eval
@@ -50,8 +46,6 @@ def length_controlled(annotations, gamed: Path) -> dict[str, float]:
     Args:
         annotations (`pandas.DataFrame`):
             All rows in official order. The function adds a column `glm_preference`, in 0..1 per row.
-        gamed (`Path`):
-            The official `df_gamed.csv`, of which the library would download an unpinned version.
     """
     import sklearn
 
@@ -59,6 +53,7 @@ def length_controlled(annotations, gamed: Path) -> dict[str, float]:
     with (
         quiet(),
         sklearn.config_context(),  # the fit changes the global configuration
+        # It would download a version that is not pinned.
         patch("alpaca_eval.metrics.glm_winrate.hf_hub_download", lambda **kwargs: str(gamed)),
     ):
         return metrics.get_length_controlled_winrate(

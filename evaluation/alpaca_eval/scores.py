@@ -12,22 +12,16 @@ from rankbuffer_trl.judge import VerdictError, checked_logprob, read_tokens
 
 from ..metric import Row
 
-ORDER_SEED = 0
+ORDER_SEED = 0  # the official seed, for the official order of each pair
 
 
 def is_switched(instruction: str) -> bool:
-    """Return whether the judge sees the model's output first, as `m`. The official seed decides by the instruction."""
+    """Return whether the judge sees the model's output first, as `m`."""
     return random.Random(f"is_switched_outputs{instruction}{ORDER_SEED}").choices([False, True])[0]
 
 
 def read_preference(logprobs: Any, switched: bool) -> float | None:
-    """Return the preference in the log probabilities of the judge's first token.
-
-    Args:
-        logprobs (`Any`):
-            The log probabilities of a reply, in the server's form.
-        switched (`bool`):
-            Whether the model's output is `m`, see [`is_switched`].
+    """Return the preference in the log probabilities of the judge's first token. `switched`: see [`is_switched`].
 
     Returns:
         `float` or `None`: from 1 (the baseline is better) to 2 (the model is better), `None` if neither `m` nor `M`
@@ -40,20 +34,16 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
     known = {
         token: checked_logprob(token, found[token]) for token in ("m", "M") if found.get(token, -math.inf) != -math.inf
     }
-    if not known:
+    if not known:  # the official code gives no preference then, and neither do we
         return None
     likeliest = max(known.values())  # keeps the sum below from being 0
     shares = {token: math.exp(value - likeliest) for token, value in known.items()}
     first = shares.get("m", 0.0) / sum(shares.values())
-    return 1 + first if switched else 2 - first
+    return 1 + first if switched else 2 - first  # switched: the model's output is `m`
 
 
 def read_pilot_preference(logprobs: Any, switched: bool) -> float:
-    """Return the preference as [`read_preference`] does, but refuse a token that is neither `m` nor `M`.
-
-    Raises:
-        [`VerdictError`]: if there are no log probabilities, or neither token is among them.
-    """
+    """Return the preference as [`read_preference`] does, but refuse a reply in which neither token is likely."""
     preference = read_preference(logprobs, switched)
     if preference is None:
         raise VerdictError(
@@ -65,12 +55,7 @@ def read_pilot_preference(logprobs: Any, switched: bool) -> float:
 
 
 def win_rate_rows(preferences: Mapping[str, float | None]) -> dict[str, Row]:
-    """Return wins in per cent by prompt id: 0 if the baseline is better, 100 if the model is, 50 if they are equal.
-
-    Args:
-        preferences (`Mapping[str, float | None]`):
-            As annotated: 1 for the baseline, 2 for the model, values between for doubt, 1.5 or 0 for equal outputs.
-            `None` or NaN if there is no preference.
-    """
+    """Return wins in per cent by prompt id: 0 if the baseline is better, 100 if the model is, 50 if they are equal."""
     known = {id: float(p) for id, p in preferences.items() if p is not None and not math.isnan(p)}
+    # 1 is the baseline, 2 the model, 0 or 1.5 an equal output.
     return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in known.items()}

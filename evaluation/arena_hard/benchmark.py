@@ -24,14 +24,7 @@ from .scores import read_label, score_judgments
 
 
 class ArenaHard:
-    """See [`Benchmark`]. A `limit` applies to each category.
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        limit (`int`, *optional*):
-            Use only the first `limit` questions of each category.
-    """
+    """See [`Benchmark`]. A `limit` applies to each category."""
 
     name = "arena_hard"
     title = "Arena-Hard v2.0"
@@ -44,9 +37,11 @@ class ArenaHard:
         self.questions = {}
         for question in read_jsonl(assets.path(self.name, "questions")):
             seen[question["category"]] += 1
+            # Each category has a baseline and a score of its own.
             if limit is None or seen[question["category"]] <= limit:
                 self.questions[question["uid"]] = question
         self.categories = list(seen)
+        # System prompt and baseline differ by category.
         self.settings = {category: settings[category] for category in self.categories}
         names = list(dict.fromkeys(each["baseline"] for each in self.settings.values()))
         assets.check(self.name, names)
@@ -61,7 +56,7 @@ class ArenaHard:
         return folder / "model_answer" / f"{file_name(model)}.jsonl"
 
     def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
-        """See [`Benchmark`]. Style control also needs `metadata`, which an official script adds."""
+        """See [`Benchmark`]."""
         rows = (
             {
                 "uid": uid,
@@ -71,7 +66,7 @@ class ArenaHard:
                     {"role": "user", "content": question["prompt"]},
                     {"role": "assistant", "content": {"answer": responses[uid]}},
                 ],
-                "tstamp": 0.0,
+                "tstamp": 0.0,  # style control also needs `metadata`, which an official script adds
             }
             for uid, question in self.questions.items()
         )
@@ -92,6 +87,7 @@ class ArenaHard:
         for uid, question in self.questions.items():
             settings = self.settings[question["category"]]
             baseline = self.baselines[settings["baseline"]][uid]
+            # As officially, the model stands once in each position.
             for game, (a, b) in enumerate([(baseline, outputs[uid]), (outputs[uid], baseline)]):
                 user = self.config["prompt_template"].format(QUESTION=question["prompt"], ANSWER_A=a, ANSWER_B=b)
                 messages = [
@@ -102,10 +98,12 @@ class ArenaHard:
         return chats
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
-        """See [`Benchmark`]. As in the official code, a judgment without a verdict is null and is not repeated."""
+        """See [`Benchmark`]."""
         outputs, log, what = self.read_outputs(folder, model), folder / "judge.jsonl", f"{self.title}: {model}"
+        # The official reader takes an answer without a label.
         try_judge(settings, self.chats(outputs, need_label=True), log, what)
         chats = self.chats(outputs)
+        # One without a verdict is null, as officially, and not repeated.
         answers = ask_judge(settings, chats, log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
@@ -114,23 +112,10 @@ class ArenaHard:
     def write_judgments(
         self, folder: Path, model: str, judge: str, chats: Mapping[str, Chat], values: Mapping[str, Mapping]
     ) -> None:
-        """Write the official judgment file.
-
-        Args:
-            folder (`Path`):
-                The folder below which the file is written.
-            model (`str`):
-                The model that was judged.
-            judge (`str`):
-                The judge's name.
-            chats (`Mapping[str, Chat]`):
-                The chats, see [`ArenaHard.chats`].
-            values (`Mapping[str, Mapping]`):
-                The judge's answers by the same keys. A game without an answer is null.
-        """
+        """Write the official judgment file. `values` holds the judge's answers by the keys of `chats`."""
 
         def game(key: str) -> dict | None:
-            if key not in values:
+            if key not in values:  # a judgment that failed is null
                 return None
             answer = {"answer": values[key]["answer"]}
             return {"score": values[key]["score"], "judgment": answer, "prompt": list(chats[key].messages)}
@@ -151,7 +136,7 @@ class ArenaHard:
     def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
         found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
-        if len(found) != 1:
+        if len(found) != 1:  # each judge has a folder, and a score is of one judge
             raise OutputError(
                 f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
             )
@@ -159,12 +144,8 @@ class ArenaHard:
 
 
 def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], need_label: bool = False) -> dict:
-    """Return a judge's answer with its label. If it was cut off, only a label behind a closed thought counts.
-
-    Raises:
-        [`VerdictError`]: if there is no label, and `need_label`.
-    """
-    said, closed = after_thought(text) if cut_off else (text, True)
+    """Return a judge's answer with its label. With `need_label`, raise [`VerdictError`] if there is none."""
+    said, closed = after_thought(text) if cut_off else (text, True)  # a draft inside a thought holds labels too
     label = read_label(said, patterns) if closed else None
     if need_label and label is None:
         raise VerdictError("the answer has no label such as [[A>B]]")
@@ -172,11 +153,7 @@ def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], 
 
 
 def answer_of(row: Mapping, path: Path) -> str:
-    """Return the text of a row of an official answer file.
-
-    Raises:
-        [`OutputError`]: if the row has no text.
-    """
+    """Return the text of a row of an official answer file, or raise [`OutputError`] if the row has none."""
     try:
         return row["messages"][-1]["content"]["answer"]
     except (LookupError, TypeError):

@@ -11,10 +11,9 @@ from ..benchmark import BenchmarkScores, OutputError, shortened
 from ..files import read_jsonl
 from ..metric import Row
 
-STRONG = 3
-"""Number of battles that a verdict with `>>` counts for."""
+STRONG = 3  # battles that a verdict with `>>` counts for, as in the official code
 
-OFFICIAL_RESAMPLES = 100
+OFFICIAL_RESAMPLES = 100  # few, so the official number varies by 0.1 points
 
 BATTLE_SCORES = {
     "A>>B": [1.0] * STRONG,
@@ -32,38 +31,27 @@ BATTLE_SCORES = {
 
 
 def read_label(text: str, patterns: Sequence[str]) -> str | None:
-    """Return the label of a judgment as the official code reads it: the last match of the first pattern that matches.
-
-    Args:
-        text (`str`):
-            The judge's answer.
-        patterns (`Sequence[str]`):
-            Regular expressions with one group, applied to the text in upper case.
-
-    Returns:
-        `str` or `None`: the label, which need not be one of `BATTLE_SCORES`.
-    """
+    """Return the label of a judgment, which need not be one of `BATTLE_SCORES`. Each pattern has one group."""
     for pattern in patterns:
+        # As officially: last match of the first pattern that matches.
         if labels := [label for label in re.findall(pattern, text.upper()) if label]:
             return labels[-1].strip("\n")
     return None
 
 
 def battles(games: Sequence[Mapping | None]) -> list[float] | None:
-    """Return the model's scores in the battles of its two games, `None` if either game has no known verdict.
-
-    The baseline is assistant A in the first game, and the model is assistant A in the second.
-    """
+    """Return the model's scores in the battles of its two games, `None` if either game has no known verdict."""
     if len(games) != 2:
         return None
     baseline_first, model_first = (BATTLE_SCORES.get(game["score"]) if game else None for game in games)
     if baseline_first is None or model_first is None:
         return None
-    return model_first + [1 - score for score in baseline_first]
+    return model_first + [1 - score for score in baseline_first]  # of A, which is the baseline in the first game
 
 
 def official_bootstrap(scores: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """Return mean, 5 % and 95 % quantile of 100 resampled means of battles, in 0..1. The official code has no seed."""
+    """Return mean, 5 % and 95 % quantile of 100 resampled means of battles, in 0..1."""
+    # The official code has no seed, so its numbers change.
     drawn = np.random.default_rng(seed).choice(scores, size=(OFFICIAL_RESAMPLES, len(scores)))
     means = drawn.mean(axis=1)
     return float(means.mean()), float(np.quantile(means, 0.05)), float(np.quantile(means, 0.95))
@@ -71,12 +59,6 @@ def official_bootstrap(scores: Sequence[float], seed: int = 0) -> tuple[float, f
 
 def score_judgments(path: Path, categories: Mapping[str, str]) -> BenchmarkScores:
     """Score an official judgment file.
-
-    Args:
-        path (`Path`):
-            The file of judgments.
-        categories (`Mapping[str, str]`):
-            The category of every question by its uid.
 
     Raises:
         [`OutputError`]: if a question is missing, unknown or duplicated.
@@ -99,11 +81,12 @@ def score_judgments(path: Path, categories: Mapping[str, str]) -> BenchmarkScore
     for row in rows:
         if (scores := battles(row["games"])) is not None:
             category = categories[row["uid"]]
+            # The weight: each battle counts once.
             per_category[category][row["uid"]] = Row(100 * sum(scores) / len(scores), len(scores))
             pooled[category] += scores
     official = {}
     for category, scores in pooled.items():
-        if scores:
+        if scores:  # all games of a category may have failed
             mean, low, high = (100 * share for share in official_bootstrap(scores))
             official[f"{category}, official bootstrap"] = f"{mean:.1f} (-{mean - low:.1f} / +{high - mean:.1f})"
     return BenchmarkScores(

@@ -20,23 +20,13 @@ from .scores import BATTLE_SCORES
 
 BENCH = "arena-hard-v2.0"
 JUDGE = "judge"
-NOTHING = {"boto3": "", "shortuuid": ""}
+NOTHING = {"boto3": "", "shortuuid": ""}  # the scripts import them, and use neither here
 
 
 def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, str] = NOTHING) -> str:
-    """Return what the official scripts print for a run's judgments with style control.
+    """Return what the official scripts print for a run's judgments with style control. `stubs`: see [`run_official`].
 
     The normalisation is pooled over all judged models. Here there is one, so the number is not the leaderboard's.
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        folder (`Path`):
-            The folder of the model and this benchmark in a run.
-        model (`str`):
-            The model's label.
-        stubs (`Mapping[str, str]`, *optional*):
-            See [`run_official`]. The scripts need `tiktoken`, which downloads its vocabulary on first use.
 
     Raises:
         [`AssetError`]: if a script fails, or the run has no judgments.
@@ -58,6 +48,7 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
         (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
         answers = there / "data" / BENCH / "model_answer"
         script = assets.path("arena_hard", "add_markdown_info")
+        # It adds the `metadata` that style control reads.
         run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
         printed = []
         for category in dict.fromkeys(row["category"] for row in rows):
@@ -77,7 +68,6 @@ def official_layout(place: Path, checkout: Path) -> Path:
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="RUN/LABEL/arena_hard of an evaluation")
     parser.add_argument("--assets_dir", default="assets", help="folder with the official checkouts")

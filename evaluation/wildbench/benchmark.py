@@ -41,21 +41,12 @@ from .scores import (
 REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
 POSITION_SEED = 42
 REQUEST = {"temperature": 0, "max_tokens": 1024, "response_format": {"type": "json_object"}}
+# The official code, too, records a score of 1 for an empty response.
 UNASKED = {"score": "1", "weaknesses": "There is no response, so no judge was asked."}
-"""The official code, too, records a score of 1 for an empty response."""
 
 
 class WildBench:
-    """See [`Benchmark`].
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        limit (`int`, *optional*):
-            Use only the first `limit` conversations.
-        reward (`bool`, *optional*, defaults to `False`):
-            Whether to judge WB-Reward as well: up to three more judgments of each output, with longer prompts.
-    """
+    """See [`Benchmark`]. With `reward`, WB-Reward is judged as well: up to three more judgments of each output."""
 
     name = "wildbench"
     title = "WildBench v2"
@@ -66,7 +57,7 @@ class WildBench:
         assets.check(self.name, ("questions", *templates, *references))
         every = read_conversations(assets.path(self.name, "questions"))
         self.conversations = dict(islice(every.items(), limit))
-        self.first = positions(POSITION_SEED, list(every))
+        self.first = positions(POSITION_SEED, list(every))  # drawn over all rows, so that a limit changes no position
         self.templates = {name: assets.path(self.name, name).read_text(encoding="utf-8") for name in templates}
         self.references = {
             name: read_reference(assets.path(self.name, name), self.conversations) for name in references
@@ -102,8 +93,8 @@ class WildBench:
         return check_outputs(list(self.conversations), output_texts(read_json(path, BROUGHT), path), path)
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
-        """See [`Benchmark`]. Verdicts that the tables do not count are not asked for, see [`WildBench.chats`]."""
-        if model in self.references:
+        """See [`Benchmark`]."""
+        if model in self.references:  # a verdict names its two models, and must tell them apart
             raise OutputError(f"the label {model!r} is the name of a WB-Reward reference; choose another label")
         outputs = self.read_outputs(folder, model)
         answers = ask_judge(settings, dict(self.chats(outputs)), folder / "judge.jsonl", f"{self.title}: {model}")
@@ -118,20 +109,7 @@ class WildBench:
         verdicts: Mapping[str, dict[str, Any]],
         failures: Mapping[str, str],
     ) -> None:
-        """Write the official result files.
-
-        Args:
-            folder (`Path`):
-                The folder below which the files are written.
-            model (`str`):
-                The model that was judged.
-            outputs (`Mapping[str, str]`):
-                The model's outputs by session.
-            verdicts (`Mapping[str, dict]`):
-                The judge's answers by the keys of [`WildBench.chats`].
-            failures (`Mapping[str, str]`):
-                The causes of missing answers, by the same keys.
-        """
+        """Write the official result files. `verdicts` and `failures` have the keys of [`WildBench.chats`]."""
         write_failed_judgments(folder, failures)
         scored = [
             score_row(session, model, response, verdict)
@@ -143,26 +121,22 @@ class WildBench:
             rows = []
             for session, response in outputs.items():
                 key = f"{reference}/{session}"
-                if key not in failures:
+                if key not in failures:  # a row without a verdict is a pair that was not asked
                     pair = {model: display(response), reference: display(texts[session])}
                     names = [model, reference] if self.first[session] else [reference, model]
                     rows.append(pairwise_row(session, names, pair, verdicts.get(key)))
             write_json(pairwise_path(folder, model, reference), rows)
 
     def chats(self, outputs: Mapping[str, str]) -> Iterator[tuple[str, Chat]]:
-        """Yield the chats with their keys, `score/session` or `reference/session`.
-
-        An empty response is not rated: it scores 1. A pair is not judged if one of its responses is empty or longer
-        than the prompt shows, because the official tables drop such verdicts.
-        """
+        """Yield the chats with their keys, `score/session` or `reference/session`."""
         for session, response in outputs.items():
-            if response.strip():
+            if response.strip():  # an empty one scores 1 without a judge, see `UNASKED`
                 prompt = scoring_prompt(self.templates["score_template"], self.conversations[session], response)
                 yield f"score/{session}", chat("score", session, prompt, read_score)
         for reference, texts in self.references.items():
             for session, response in outputs.items():
                 pair = [display(response), display(texts[session])]
-                if all(map(is_whole, pair)):
+                if all(map(is_whole, pair)):  # the official tables drop the verdict on any other pair
                     a, b = pair if self.first[session] else reversed(pair)
                     prompt = pairwise_prompt(self.templates["pairwise_template"], self.conversations[session], a, b)
                     yield f"{reference}/{session}", chat("reward", session, prompt, read_choice)

@@ -19,34 +19,20 @@ from ..assets import AssetError
 from ..benchmark import OutputError, read_json_answer, shortened
 from .scores import EMPTY, REWARDS, groups_of, rating, shorten
 
-MAX_WORDS = 1000
-"""Maximum words of each text in a pairwise prompt. A scoring prompt shows whole texts."""
+MAX_WORDS = 1000  # of each text in a pairwise prompt; a scoring prompt shows whole texts
 
 SPEAKERS = {"user": "USER", "assistant": "ASSISTANT"}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A row of WildBench v2.
-
-    Args:
-        session_id (`str`):
-            The conversation's id.
-        turns (`tuple[tuple[str, str], ...]`):
-            The turns as (role, text). The last one is the user's and is to be answered.
-        checklist (`tuple[str, ...]`):
-            The criteria that a judge is told to look for.
-        tags (`tuple[str, ...]`):
-            The primary tag, then the secondary ones.
-        groups (`tuple[str, ...]`):
-            The groups of tasks in which the conversation counts.
-    """
+    """A row of WildBench v2."""
 
     session_id: str
-    turns: tuple[tuple[str, str], ...]
-    checklist: tuple[str, ...]
-    tags: tuple[str, ...]
-    groups: tuple[str, ...]
+    turns: tuple[tuple[str, str], ...]  # (role, text); the last is the user's, to be answered
+    checklist: tuple[str, ...]  # criteria that a judge is told to look for
+    tags: tuple[str, ...]  # the primary tag, then the secondary ones
+    groups: tuple[str, ...]  # the groups of tasks in which it counts
 
     @property
     def history(self) -> str:
@@ -94,22 +80,14 @@ def display(response: str) -> str:
 
 
 def read_score(answer: str, cut_off: bool = False) -> dict[str, Any]:
-    """Return a judge's answer whose `score` [`rating`] can read.
-
-    Raises:
-        [`VerdictError`]: if the answer has no such score. The official code drops it then.
-    """
+    """Return a judge's answer whose `score` [`rating`] can read. Else raise [`VerdictError`]."""
     verdict = read_json_answer(answer, ["score"], cut_off)
-    rating(verdict)
+    rating(verdict)  # raises, and the judge is asked again; official code drops the answer
     return verdict
 
 
 def read_choice(answer: str, cut_off: bool = False) -> dict[str, Any]:
-    """Return a judge's answer whose `choice` is one of the five verdicts.
-
-    Raises:
-        [`VerdictError`]: if the answer has no such choice.
-    """
+    """Return a judge's answer whose `choice` is one of the five verdicts. Else raise [`VerdictError`]."""
     verdict = read_json_answer(answer, ["choice"], cut_off)
     if not isinstance(verdict["choice"], str) or verdict["choice"] not in REWARDS:
         raise VerdictError(f"`choice` must be one of {', '.join(REWARDS)}, not {shorten_json(verdict['choice'])}")
@@ -117,17 +95,13 @@ def read_choice(answer: str, cut_off: bool = False) -> dict[str, Any]:
 
 
 def positions(seed: int, sessions: Sequence[str]) -> dict[str, bool]:
-    """Draw for each session whether the evaluated model is A. The benchmark's order of rows decides the draws."""
+    """Draw for each session whether the evaluated model is A."""
     generator = random.Random(seed)
-    return {session: generator.random() < 0.5 for session in sessions}
+    return {session: generator.random() < 0.5 for session in sessions}  # one draw a row, so the order of rows decides
 
 
 def read_conversations(path: Path) -> dict[str, Conversation]:
-    """Return the benchmark's rows by session, in official order.
-
-    Raises:
-        [`AssetError`]: naming the row that is malformed.
-    """
+    """Return the benchmark's rows by session, in official order. An [`AssetError`] names a malformed row."""
     conversations: dict[str, Conversation] = {}
     for number, row in enumerate(read_parquet(path)):
         try:
@@ -142,15 +116,9 @@ def read_conversations(path: Path) -> dict[str, Conversation]:
 
 
 def read_conversation(row: Mapping[str, Any]) -> Conversation:
-    """Return one row of the data set as a conversation.
-
-    Raises:
-        `ValueError`: if the row's two ids disagree (the official tables use either), if it has an unknown tag, or if
-            its last turn is not the user's.
-        `LookupError` or `TypeError`: if a field is missing or has another type.
-    """
+    """Return one row of the data set as a conversation. For errors see [`read_conversations`]."""
     session = row["session_id"]
-    if row.get("id", session) != session:
+    if row.get("id", session) != session:  # the official tables use either
         raise ValueError(f"its id is {row['id']!r} and its session_id {session!r}")
     turns = tuple((turn["role"], turn["content"]) for turn in row["conversation_input"])
     if not turns or turns[-1][0] != "user":
@@ -160,27 +128,20 @@ def read_conversation(row: Mapping[str, Any]) -> Conversation:
 
 
 def output_texts(rows: Any, where: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield (session, text) of the official output format, in which an output is a list whose first text counts.
-
-    Raises:
-        [`OutputError`]: if `rows` do not have that format.
-    """
+    """Yield (session, text) of the official output format, or raise [`OutputError`] if `rows` have another."""
     if not isinstance(rows, list):
         raise OutputError(f"{where} must hold a list of outputs, not a {type(rows).__name__}")
     for number, row in enumerate(rows):
         try:
             output = row["output"]
+            # The official tables read the first text.
             yield row["session_id"], output[0] if isinstance(output, list) else output
         except (LookupError, TypeError) as error:
             raise OutputError(f"{where}, row {number}, is no output of WildBench ({error!r})") from None
 
 
 def read_reference(path: Path, sessions: Iterable[str]) -> dict[str, str]:
-    """Return the outputs of a reference model by session.
-
-    Raises:
-        [`AssetError`]: if the file is no output file, or lacks any of `sessions`.
-    """
+    """Return the outputs of a reference model by session. An [`AssetError`] says which of `sessions` it lacks."""
     try:
         texts = dict(output_texts(read_parquet(path), path))
     except OutputError as fault:
@@ -191,11 +152,7 @@ def read_reference(path: Path, sessions: Iterable[str]) -> dict[str, str]:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file.
-
-    Raises:
-        [`AssetError`]: if the file is not Parquet.
-    """
+    """Return the rows of a Parquet file, or raise [`AssetError`]."""
     try:
         return read_table(path).to_pylist()
     except (ArrowException, OSError) as error:

@@ -43,28 +43,15 @@ CUT = "... (truncated)"
 
 @dataclass(frozen=True)
 class Judged:
-    """A response with its rating or reward.
+    """A response with its rating or reward."""
 
-    Args:
-        value (`float`):
-            The rating, 1 to 10, or the reward, -1 to 1, which is 0 if the row is not whole.
-        groups (`tuple[str, ...]`):
-            The groups of tasks in which the response counts.
-        whole (`bool`):
-            Whether the official tables count the verdict, see [`is_whole`].
-    """
-
-    value: float
-    groups: tuple[str, ...]
-    whole: bool
+    value: float  # a rating, 1 to 10, or a reward, -1 to 1
+    groups: tuple[str, ...]  # the groups of tasks in which it counts
+    whole: bool  # whether the official tables count the verdict, see `is_whole`
 
 
 def groups_of(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the groups of a row's primary and secondary tags, each once.
-
-    Raises:
-        `ValueError`: if WildBench v2 does not have a tag.
-    """
+    """Return the groups of a row's tags, each once. An unknown tag is a `ValueError`."""
     tags = list(tags)
     unknown = [tag for tag in tags if tag not in GROUP_OF]
     if unknown:
@@ -73,8 +60,8 @@ def groups_of(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def shorten(text: str, max_words: int) -> str:
-    """Cut `text` after `max_words` words, with a note if it has more. Single spaces separate words."""
-    words = text.split(" ")
+    """Cut `text` after `max_words` words, with a note if it has more."""
+    words = text.split(" ")  # as officially: newlines separate no words
     return " ".join(words[:max_words]) + CUT if len(words) > max_words else text
 
 
@@ -90,11 +77,8 @@ def plain_rows(judged: Mapping[str, Judged]) -> Rows:
 
 
 def macro_rows(judged: Mapping[str, Judged]) -> Rows:
-    """Return the rows of the task macro: a row's weight is its share of the weights of its groups.
-
-    Their weighted mean is the weighted mean of the groups' means. A group without rows does not count, while the
-    official tables count it as 0.
-    """
+    """Return the rows of the task macro. Their weighted mean is the weighted mean of the groups' means."""
+    # A group without rows has no part, while the official tables count it as 0.
     sizes = Counter(group for row in judged.values() if row.whole for group in row.groups)
     return {
         key: Row(row.value, sum(GROUP_WEIGHTS[group] / sizes[group] for group in row.groups))
@@ -109,11 +93,12 @@ def group_rows(judged: Mapping[str, Judged], group: str) -> Rows:
 
 
 def together(metrics: Sequence[Rows]) -> Rows:
-    """Return rows whose weighted mean is the plain mean of `metrics`, for any number of rows."""
+    """Return rows whose weighted mean is the plain mean of `metrics`."""
     shares: dict[str, list[Row]] = {}
     for rows in metrics:
         total = sum(row.weight for row in rows.values())
         for key, row in rows.items():
+            # Each metric weighs 1 in all, whatever its number of rows.
             shares.setdefault(key, []).append(Row(row.value, row.weight / total))
     return {
         key: Row(sum(row.value * row.weight for row in parts) / weight, weight)
@@ -123,17 +108,14 @@ def together(metrics: Sequence[Rows]) -> Rows:
 
 
 def rating(verdict: Mapping[str, Any]) -> float:
-    """Return the rating in a judge's answer: `"7"`, `7` or `7.5`. The official tables only convert it with `float`.
-
-    Raises:
-        [`VerdictError`]: if the score is no number, or outside 1..10.
-    """
+    """Return the rating in a judge's answer: `"7"`, `7` or `7.5`. Else raise [`VerdictError`]."""
     score = verdict["score"]
     try:
+        # The official tables too convert by `float`, which takes true for 1.
         value = math.nan if isinstance(score, bool) else float(score)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not RATINGS[0] <= value <= RATINGS[1]:
+    if not RATINGS[0] <= value <= RATINGS[1]:  # also refuses NaN
         raise VerdictError(f"`score` must be a number from 1 to 10, not {shorten_json(score)}")
     return value
 
@@ -152,18 +134,8 @@ def score_row(session: str, model: str, response: str, verdict: Mapping[str, Any
 def pairwise_row(
     session: str, names: Sequence[str], outputs: Mapping[str, str], verdict: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the row of a pair as `batch_results_format.py` writes it.
-
-    Args:
-        session (`str`):
-            The conversation.
-        names (`Sequence[str]`):
-            The names of A and B.
-        outputs (`Mapping[str, str]`):
-            The text of each, as the judge saw it.
-        verdict (`Mapping`, *optional*):
-            The judge's answer, `None` for a pair that the tables do not count and that was not judged.
-    """
+    """Return the row of a pair as `batch_results_format.py` writes it. `names` are those of A and B."""
+    # A pair that the tables do not count was not judged.
     worth = None if verdict is None else REWARDS[verdict["choice"]]
     winner = None if worth is None else names[0] if worth > 0 else names[1] if worth < 0 else "tie"
     return {
@@ -172,6 +144,7 @@ def pairwise_row(
         "model_A": names[0],
         "model_B": names[1],
         "winner": winner,
+        # The official scale: 2 much better, 1 better, 0 a tie.
         "extent": None if worth is None else int(2 * abs(worth)),
         "model_outputs": {name: text.strip() for name, text in outputs.items()},
     }
@@ -181,12 +154,8 @@ def read_rows(path: Path, expected: Collection[str], dropped: Collection[str] = 
     """Return the rows of an official result file.
 
     Args:
-        path (`Path`):
-            The file.
-        expected (`Collection[str]`):
-            All sessions.
         dropped (`Collection[str]`, *optional*):
-            Sessions that have no verdict and so no row.
+            Sessions whose judgment failed, so that they have no row.
 
     Raises:
         [`OutputError`]: if the file is missing or has other rows.
@@ -200,17 +169,7 @@ def read_rows(path: Path, expected: Collection[str], dropped: Collection[str] = 
 
 
 def score_judged(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, ...]]) -> dict[str, Judged]:
-    """Return the ratings by session.
-
-    Args:
-        rows (`Sequence[Mapping]`):
-            The rows of a result file.
-        groups (`Mapping[str, tuple[str, ...]]`):
-            The groups of tasks of each session.
-
-    Raises:
-        [`OutputError`]: if a score is no number from 1 to 10.
-    """
+    """Return the ratings by session. A score that is no number from 1 to 10 is an [`OutputError`]."""
     try:
         return {
             row["session_id"]: Judged(rating(row), groups[row["session_id"]], is_whole(row["model_output"]))
@@ -227,6 +186,7 @@ def reward_judged(
     judged = {}
     for row in rows:
         whole = all(map(is_whole, row["model_outputs"].values()))
+        # Not whole: it was not judged, and is a tie.
         sign = 0 if not whole or row["winner"] == "tie" else -1 if row["winner"] == reference else 1
         judged[row["session_id"]] = Judged(sign * (row["extent"] or 0) / 2, groups[row["session_id"]], whole)
     return judged
@@ -235,16 +195,7 @@ def reward_judged(
 def score_wildbench(
     scored: Mapping[str, Judged], rewards: Mapping[str, Mapping[str, Judged]], conversations: int
 ) -> BenchmarkScores:
-    """Return all metrics and counts of a model.
-
-    Args:
-        scored (`Mapping[str, Judged]`):
-            Ratings by session.
-        rewards (`Mapping[str, Mapping[str, Judged]]`):
-            Rewards by reference and session, empty if WB-Reward was not judged.
-        conversations (`int`):
-            Number of conversations, judged or not.
-    """
+    """Return all metrics and counts of a model. `rewards` are by reference, empty if WB-Reward was not judged."""
     counts = {
         "conversations": conversations,
         "ratings dropped": conversations - len(scored),
@@ -254,6 +205,7 @@ def score_wildbench(
         counts[f"pairs dropped: {reference}"] = conversations - len(each)
         counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in each.values())
 
+    # A weight in a task macro depends on the group's other rows.
     def among(sessions: Collection[str]) -> dict[str, Rows]:
         of_score, *of_rewards = (
             {key: row for key, row in judged.items() if key in sessions} for judged in (scored, *rewards.values())
@@ -275,7 +227,7 @@ def score_wildbench(
 
 
 def metric_rows(scored: Mapping[str, Judged], rewards: Mapping[str, Mapping[str, Judged]]) -> dict[str, Rows]:
-    """Return the rows of all metrics. A row's weight in a task macro depends on the other rows of its groups."""
+    """Return the rows of all metrics."""
     rows = {"WB-Score (task macro)": score_rows(macro_rows(scored)), "WB-Score": score_rows(plain_rows(scored))}
     rows |= {f"WB-Score: {group}": score_rows(group_rows(scored, group)) for group in GROUPS}
     if rewards:

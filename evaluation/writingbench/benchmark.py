@@ -21,9 +21,9 @@ from ..benchmark import BenchmarkScores, Prompt, check_outputs, count_around
 from ..files import BROUGHT, file_name, read_failed_judgments, read_jsonl, write_failed_judgments, write_jsonl
 from .scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
 
+# Officially without `top_k`, for which vLLM would take the judge's own value.
+# For a server that refuses the field, set `judge_request: {top_k: null}`.
 REQUEST = {"temperature": 1.0, "top_p": 0.95, "top_k": -1, "max_tokens": 2048}
-"""The official request has no `top_k`. It is sent here because vLLM would otherwise take the judge's own value. For a
-server that refuses the field, set `judge_request: {top_k: null}`."""
 
 
 class WritingQuery(NamedTuple):
@@ -35,14 +35,7 @@ class WritingQuery(NamedTuple):
 
 
 class WritingBench:
-    """See [`Benchmark`].
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        limit (`int`, *optional*):
-            Use only the first `limit` queries.
-    """
+    """See [`Benchmark`]."""
 
     name = "writingbench"
     title = "WritingBench"
@@ -69,19 +62,21 @@ class WritingBench:
         return check_outputs(list(self.queries), found, path)
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
-        """Return the chats by `index/criterion`. Each has its own seed, which a repeat increases by one."""
+        """Return the chats by `index/criterion`."""
         chats = {}
         for index, query in self.queries.items():
             for name, criterion in query.criteria.items():
                 prompt = self.template.format(query=query.text, response=outputs[index], criteria=criterion)
                 messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
                 key = f"{index}/{name}"
+                # Fixed, so that a judge repeats its answers.
                 request = REQUEST | {"seed": zlib.crc32(f"{JUDGE_SEED}/{key}".encode())}
+                # Afresh: a repeat has the next seed.
                 chats[key] = Chat("writingbench", index, messages, read_verdict, request, afresh=True)
         return chats
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
-        """See [`Benchmark`]. A query that lacks the score of any criterion is dropped."""
+        """See [`Benchmark`]."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
         self.write_scores(folder, model, answers.values, answers.failures)
@@ -90,18 +85,7 @@ class WritingBench:
     def write_scores(
         self, folder: Path, model: str, verdicts: Mapping[str, dict[str, Any]], failures: Mapping[str, str]
     ) -> None:
-        """Write the official result file.
-
-        Args:
-            folder (`Path`):
-                The folder below which the file is written.
-            model (`str`):
-                The model that was judged.
-            verdicts (`Mapping[str, dict]`):
-                The judge's answers by the keys of [`WritingBench.chats`].
-            failures (`Mapping[str, str]`):
-                The causes of missing answers, by the same keys.
-        """
+        """Write the official result file. `verdicts` and `failures` have the keys of [`WritingBench.chats`]."""
         write_failed_judgments(folder, failures)
         dropped = dropped_queries(failures)
         rows = (
@@ -126,19 +110,14 @@ class WritingBench:
 
 
 def read_queries(path: Path) -> dict[str, WritingQuery]:
-    """Return the benchmark's rows by index, in official order.
-
-    Of several criteria with the same name only the first counts, as in the official code.
-
-    Raises:
-        [`AssetError`]: naming the row that is malformed.
-    """
+    """Return the benchmark's rows by index, in official order. An [`AssetError`] names a malformed row."""
     queries: dict[str, WritingQuery] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         try:
             index = str(int(row["index"]))
             if index in queries:
                 raise ValueError(f"the index {index} occurs twice")
+            # Of one name the first counts, as officially.
             criteria = {criterion["name"]: criterion for criterion in reversed(row["checklist"])}
             names = dict.fromkeys(criterion["name"] for criterion in row["checklist"])
             if not names:
@@ -156,8 +135,9 @@ def dropped_queries(failures: Mapping[str, str]) -> set[str]:
 
 
 def index_of(row: Mapping[str, Any]) -> str:
-    """Return the index of a row. Tables of other programs write 1.0 for 1."""
+    """Return the index of a row."""
     index = row.get("index")
+    # Tables of other programs write 1.0 for 1.
     return str(int(index)) if isinstance(index, float) and index.is_integer() else str(index)
 
 
@@ -167,5 +147,6 @@ def outputs_path(folder: Path, model: str) -> Path:
 
 
 def scores_path(folder: Path, model: str) -> Path:
-    """Return the path of scores in the official format. `calculate_scores.py` wants no other file in that folder."""
+    """Return the path of scores in the official format."""
+    # Of its own: `calculate_scores.py` wants no other file there.
     return folder / "score_dir" / f"{file_name(model)}.jsonl"

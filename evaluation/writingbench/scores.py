@@ -15,8 +15,7 @@ from ..files import check_rows, read_jsonl
 from ..metric import Row, Rows
 
 SCORE_RANGE = range(1, 11)
-SCALE = 10
-"""The factor of the public leaderboard, which shows a mean of 6.25 as 62.5."""
+SCALE = 10  # of the public leaderboard, which shows a mean of 6.25 as 62.5
 
 JUDGE_SEED = 0
 
@@ -25,14 +24,12 @@ CriterionScores = Mapping[str, Mapping[str, float]]
 
 
 def read_verdict(answer: str, cut_off: bool = False) -> dict[str, Any]:
-    """Return a judge's answer with its `score` and `reason`.
-
-    The letters and backticks of a code fence are stripped from both ends, as in the official code. Other text around
-    the object is skipped. If there is no JSON, the official code falls back on `eval`; here the judge is asked again.
+    """Return a judge's answer with its `score` and `reason`. Text around the object is skipped.
 
     Raises:
         [`VerdictError`]: if the answer is no JSON object with an integer from 1 to 10 and a text.
     """
+    # As officially, but no fallback on `eval`: the judge is asked again.
     verdict = read_json_answer(answer.strip().strip("json|`"), ["score", "reason"], cut_off)
     score, reason = verdict["score"], verdict["reason"]
     if not is_score(score):
@@ -43,20 +40,13 @@ def read_verdict(answer: str, cut_off: bool = False) -> dict[str, Any]:
 
 
 def is_score(value: Any) -> bool:
-    """Return whether a JSON value is a score: `7` and `7.0` are, `"7"` is not."""
+    """Return whether a JSON value is a score."""
+    # 7.0 is one, true is not.
     return isinstance(value, int | float) and not isinstance(value, bool) and value in SCORE_RANGE
 
 
 def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Collection[str] = ()) -> CriterionScores:
-    """Return the scores of an official result file.
-
-    Args:
-        path (`Path`):
-            The file.
-        criteria (`Mapping[str, Sequence[str]]`):
-            The names of each query's criteria.
-        dropped (`Collection[str]`, *optional*):
-            Queries that must have no row.
+    """Return the scores of an official result file. Queries that are `dropped` must have no row.
 
     Raises:
         [`OutputError`]: if the file is missing, has other rows, or a row lacks a score.
@@ -80,26 +70,19 @@ def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Coll
 
 
 def overall(scores: CriterionScores) -> Rows:
-    """Return the rows of the mean over the criteria of all queries. Each criterion counts once."""
+    """Return the rows of the mean over the criteria of all queries."""
+    # The weight: each criterion counts once.
     return {index: Row(SCALE * sum(each.values()) / len(each), len(each)) for index, each in scores.items()}
 
 
 def of_domain(scores: CriterionScores, domain: str, domains: Mapping[str, str]) -> Rows:
-    """Return the rows of a domain's mean over queries. Each query counts with its mean over criteria."""
+    """Return the rows of a domain's mean over queries."""
+    # Without the weight: here each query counts once, as officially.
     return {index: Row(row.value) for index, row in overall(scores).items() if domains[index] == domain}
 
 
 def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], failed: int = 0) -> BenchmarkScores:
-    """Return all metrics and counts of a model.
-
-    Args:
-        scores (`CriterionScores`):
-            The scores of all queries that were not dropped.
-        domains (`Mapping[str, str]`):
-            The domain of every query.
-        failed (`int`, *optional*, defaults to `0`):
-            Number of judgments without an answer.
-    """
+    """Return all metrics and counts of a model. `failed` judgments have no answer."""
     rows = {"Overall": overall(scores)}
     rows |= {domain: of_domain(scores, domain, domains) for domain in dict.fromkeys(domains.values())}
     spread = Counter(score for each in scores.values() for score in each.values())
