@@ -33,17 +33,15 @@ from .manifest import (
 
 logger = get_logger(__name__)
 
-TORN, OLD = "_torn", "_old"  # not uploaded either
+TORN, OLD = "_torn", "_old"  # the Hub upload skips names that begin with an underscore
 # How the names of settings end that a published checkpoint does not hold.
 PRIVATE = ("_url", "_host", "_token", "_headers", "_command")
 
 
 class Checkpoints:
-    """The checkpoints of a run's folder. Each is read once, since it may have many gigabytes.
+    """The checkpoints of a run's folder.
 
     Args:
-        output_dir (`str` or `Path`):
-            The folder of the run.
         file (`str`):
             The file of the run's state, by its name in the manifest: a checkpoint without it is none.
     """
@@ -51,7 +49,7 @@ class Checkpoints:
     def __init__(self, output_dir: str | os.PathLike, file: str):
         self.folder = Path(output_dir)
         self.file = file
-        self._faults: dict[Path, str | None] = {}
+        self._faults: dict[Path, str | None] = {}  # each is read once, since it may have many gigabytes
 
     def fault(self, checkpoint: Path) -> str | None:
         """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step."""
@@ -61,11 +59,7 @@ class Checkpoints:
         return self._faults[place]
 
     def newest(self) -> Path:
-        """Return the whole checkpoint with the highest step. Skip torn ones above it, and log each.
-
-        Raises:
-            [`CheckpointError`]: if there is none.
-        """
+        """Return the whole checkpoint with the highest step. Skip torn ones above it, and log each."""
         for _, path in checkpoints(self.folder):
             torn = self.fault(path)
             if torn is None:
@@ -74,11 +68,7 @@ class Checkpoints:
         raise CheckpointError(f"no whole checkpoint in {self.folder} to resume from")
 
     def find(self, wanted: str | bool | Path) -> tuple[Path, Manifest]:
-        """Return a whole checkpoint and its manifest: that of a path, or the newest one for `True`.
-
-        Raises:
-            [`CheckpointError`]: naming what is missing.
-        """
+        """Return a whole checkpoint and its manifest: that of a path, or the newest one for `True`."""
         path = self.newest() if wanted is True else Path(str(wanted))
         if torn := self.fault(path):
             raise CheckpointError(f"{path} is not a whole checkpoint: {torn}")
@@ -99,15 +89,12 @@ class Checkpoints:
             differences (`Callable[[Manifest], list[str]]`):
                 Names all that this run and the one that was saved do not have in common.
             processes (`int`):
-                The number of processes now. Another one is a warning.
+                The number of processes now.
             with_changes (`bool`):
                 Whether a checkpoint of another run is taken.
-
-        Raises:
-            [`CheckpointError`]: naming what is missing, or all that differs.
         """
         path, saved = self.find(wanted)
-        if hash_file(path / self.file) != saved["store_sha256"]:
+        if hash_file(path / self.file) != saved["store_sha256"]:  # in full: of a large file, `files` has only samples
             raise CheckpointError(
                 f"{path / self.file} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint"
             )
@@ -124,15 +111,13 @@ class Checkpoints:
         return path, saved["step"]
 
     def set_torn_aside(self) -> None:
-        """Move torn checkpoints to `_torn`."""
         # Else `save_total_limit` may keep a torn one for a whole one.
         for _, path in checkpoints(self.folder):
             if self.fault(path) is not None:
                 set_aside(path, TORN)
 
     def set_old_aside(self, step: int) -> None:
-        """Move checkpoints above `step`, where a run starts, to `_old`."""
-        # They look like the newest ones of this run.
+        # They are those above the step where the run starts, and look like the newest ones of this run.
         old = [path for number, path in checkpoints(self.folder) if number > step]
         for path in old:
             set_aside(path, OLD)
@@ -142,10 +127,7 @@ class Checkpoints:
 
 
 def why_torn(checkpoint: Path, file: str) -> str | None:
-    """Return what is wrong with a checkpoint, `None` if it is whole. All of its files are read.
-
-    `file` is that of [`Checkpoints`].
-    """
+    """Return what is wrong with a checkpoint, `None` if it is whole. `file` is that of [`Checkpoints`]."""
     try:
         run = read_manifest(checkpoint)
         state = read_state(checkpoint)
@@ -154,7 +136,7 @@ def why_torn(checkpoint: Path, file: str) -> str | None:
     if run["config"].get("save_only_model"):
         return "it was saved with save_only_model, so it has no optimizer"
     steps = {RUN: run["step"], STATE: state.get("global_step")}
-    if (named := checkpoint_step(checkpoint)) is not None:
+    if (named := checkpoint_step(checkpoint)) is not None:  # a folder from the Hub may have any name
         steps["its name"] = named
     if any(step != run["step"] for step in steps.values()):
         return "it is mixed from several steps: " + ", ".join(f"{what} says {step!r}" for what, step in steps.items())
@@ -173,12 +155,13 @@ def why_torn(checkpoint: Path, file: str) -> str | None:
 def files_of(checkpoint: Path) -> dict[str, Path]:
     """Return all files of a checkpoint but its manifest, by their names in the manifest."""
     files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
-    files.pop(f"{FOLDER}/{RUN}", None)
+    files.pop(f"{FOLDER}/{RUN}", None)  # the manifest cannot hold its own digest
     return files
 
 
 def set_aside(checkpoint: Path, folder: str) -> None:
-    """Move a checkpoint into another folder of its parent, under a name that is free."""
+    """Move a checkpoint into another folder of its parent."""
+    # An earlier run may have left one of that name.
     names = (checkpoint.parent / folder / f"{checkpoint.name}.{number}" for number in count())
     (checkpoint.parent / folder).mkdir(exist_ok=True)
     checkpoint.rename(next(name for name in names if not name.exists()))
@@ -196,11 +179,7 @@ def delete_oldest(output_dir: str | os.PathLike, limit: int | None, best: str | 
 
 
 def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
-    """Refuse a checkpoint in `output_dir` that each push would upload over the newest one on the Hub.
-
-    Raises:
-        [`CheckpointError`]: naming where to put it.
-    """
+    """Refuse a checkpoint in `output_dir` that each push would upload over the newest one on the Hub."""
     home = Path(output_dir).resolve()
     if not checkpoint.resolve().is_relative_to(home):
         return
@@ -213,22 +192,7 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
 
 
 def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool) -> None:
-    """Refuse a DeepSpeed or FSDP checkpoint from elsewhere, unless the user trusts it.
-
-    A checkpoint is from elsewhere if it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it
-    there.
-
-    Args:
-        checkpoint (`Path`):
-            The checkpoint to resume from.
-        output_dir (`str` or `Path`):
-            The folder of the run.
-        trusted (`bool`):
-            The setting `trust_checkpoint`.
-
-    Raises:
-        [`CheckpointError`]: naming the checkpoint and the setting.
-    """
+    """Refuse a DeepSpeed or FSDP checkpoint from elsewhere, unless the user trusts it."""
     real, home = checkpoint.resolve(), Path(output_dir).resolve()
     # `hf download --local-dir` keeps a record of each file that it wrote, in the folder that it is given.
     record = Path(".cache", "huggingface", "download")
@@ -244,26 +208,17 @@ def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool
 
 
 def check_unchanged(checkpoint: Path, changed: Sequence[str]) -> None:
-    """Refuse a checkpoint of another run. `changed` has a line for each thing that the two do not have in common.
-
-    Raises:
-        [`CheckpointError`]: with these lines, and the setting that allows them.
-    """
+    """Refuse a checkpoint of another run. `changed` has a line for each thing that the two do not have in common."""
     if changed:
         raise CheckpointError(f"{another_run(checkpoint, changed)}\nTo resume from it anyway, set resume_with_changes")
 
 
 def another_run(checkpoint: Path, changed: Sequence[str]) -> str:
-    """Say what a checkpoint and a run do not have in common."""
     return "\n  ".join((f"{checkpoint} belongs to another run:", *changed))
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits.
-
-    Raises:
-        [`CheckpointError`]: if the file cannot be read.
-    """
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -280,25 +235,20 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
     """Write `run.json` for a folder with the state of a run, as the last file of a checkpoint.
 
     Args:
-        folder (`Path`):
-            A checkpoint, or a run's folder.
         run (`Mapping[str, Any]`):
             What `describe` tells of the run.
         state (`str`):
             The file of the run's state, by its name in the manifest.
         files (`Mapping[str, Path]`):
-            What to list, by name: all files of a checkpoint. Each is on the disk when the manifest is.
-
-    Raises:
-        `OSError`: if it cannot be written.
+            What to list, by name: all files of a checkpoint.
     """
     for path in files.values():
-        sync(path)
+        sync(path)  # each is on the disk before the manifest says so
     listed = {name: fingerprint(path) for name, path in files.items()}
     manifest = {"format": FORMAT, **run, "store_sha256": hash_file(folder / state), "files": listed}
     with replacing(folder / FOLDER / RUN) as draft:
         draft.write_text(json.dumps(manifest, indent=1) + "\n")
-    for changed in (folder / FOLDER, folder):
+    for changed in (folder / FOLDER, folder):  # so that the new names are on the disk too
         sync(changed)
 
 
@@ -309,7 +259,8 @@ def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dic
 
 
 def publishable(setting: Any) -> Any:
-    """Return a setting as a published checkpoint may hold it: an absolute path is cut, and a mapping has less."""
+    """Return a setting as a published checkpoint may hold it."""
     if isinstance(setting, Mapping):  # without addresses of servers and tokens
         return {key: publishable(value) for key, value in setting.items() if not str(key).endswith(PRIVATE)}
+    # What is published names no folder of this machine.
     return Path(setting).name if isinstance(setting, str) and Path(setting).is_absolute() else setting

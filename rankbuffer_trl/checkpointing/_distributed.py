@@ -32,8 +32,9 @@ def for_others(error: Exception) -> Exception:
 
 
 def leaves_step(error: Exception) -> bool:
-    """Return whether an error ends a step alone, and every process raises it, so that they can save together."""
-    # One of a user's reward function may be known to its process alone: the others would not come to the saving.
+    """Return whether an error ends a step alone, and every process raises it."""
+    # Then they can save together. An error of a user's reward function may be known to its process alone: the others
+    # would not come to the saving.
     alone = not isinstance(error, MainProcessError) and EVERYWHERE not in getattr(error, "__notes__", ())
     return getattr(error, "leaves_step", False) and not (alone and PartialState().num_processes > 1)
 
@@ -41,12 +42,7 @@ def leaves_step(error: Exception) -> bool:
 def on_main_process(work: Callable[[], T]) -> T:
     """Run `work` on the main process; return its result, or raise its error, on every process.
 
-    This is a collective: every process must call it. An interrupt (Ctrl-C) is not broadcast, because the terminal
-    sends it to every process.
-
-    Args:
-        work (`Callable[[], T]`):
-            The work. Its result is pickled, unless there is one process.
+    This is a collective: every process must call it. The result is pickled, unless there is one process.
 
     Raises:
         [`MainProcessError`]: on the other processes, if `work` raised an error on the main process.
@@ -61,10 +57,10 @@ def on_main_process(work: Callable[[], T]) -> T:
     if state.is_main_process:
         try:
             payload[0] = work()
-        except Exception as error:
+        except Exception as error:  # not Ctrl-C, which the terminal sends to every process
             failure, payload[1] = error, for_others(error)
     broadcast_object_list(payload, from_process=0)
-    if failure is not None:
+    if failure is not None:  # after the broadcast, so that no process waits
         raise failure
     if payload[1] is not None:
         raise payload[1]
@@ -72,7 +68,7 @@ def on_main_process(work: Callable[[], T]) -> T:
 
 
 def made_on_main_process(make: Callable[[], T]) -> T | None:
-    """Return what `make` makes on the main process, `None` on the others. It is a collective, and raises as above."""
+    """Return what `make` makes on the main process, `None` on the others. It is a collective, as above."""
     made: list[T] = []
-    on_main_process(lambda: made.append(make()))
+    on_main_process(lambda: made.append(make()))  # what it makes is not sent, and need not be pickled
     return made[0] if made else None

@@ -10,7 +10,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 def keep_base_exact(policy: PeftModel) -> None:
-    """Let `unmerge_adapter` put back the weights that `merge_adapter` found, from a copy in the CPU's memory."""
+    """Let `unmerge_adapter` put back the weights that `merge_adapter` found."""
     merge, unmerge = policy.merge_adapter, policy.unmerge_adapter
     found: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.Tensor]] = []
 
@@ -33,5 +33,5 @@ def keep_base_exact(policy: PeftModel) -> None:
 
 
 def part(weight: torch.nn.Parameter) -> torch.Tensor:
-    """Return what this process keeps of a weight. Under ZeRO-3 that is its part, not the weight gathered for TRL."""
-    return getattr(weight, "ds_tensor", weight).data
+    """Return what this process keeps of a weight."""
+    return getattr(weight, "ds_tensor", weight).data  # of ZeRO-3: `weight` itself is gathered for TRL

@@ -9,10 +9,6 @@ from trl.trainer.utils import RepeatSampler
 class EpochSampler(RepeatSampler):
     """TRL's [`RepeatSampler`] with the permutation that belongs to the current epoch.
 
-    The stock sampler draws one permutation per epoch and starts with the first again when a run is resumed. A run that
-    is resumed in epoch 2 would see the order of epoch 0, and visit queries twice or never. This sampler draws all
-    permutations up to the current epoch each time. An uninterrupted run therefore has the stock order.
-
     Args:
         stock (`RepeatSampler`):
             The sampler whose settings are taken.
@@ -27,6 +23,8 @@ class EpochSampler(RepeatSampler):
         self.epoch = epoch
 
     def __iter__(self):
+        # The stock sampler draws one permutation per epoch, and begins with the first again after a resume: a run
+        # resumed in epoch 2 would visit queries twice or never. So all earlier permutations are drawn anew.
         if self.shuffle:
             self.generator.manual_seed(self.seed)
             for _ in range(self.epoch()):

@@ -19,21 +19,18 @@ from transformers.trainer_utils import SaveStrategy
 
 logger = get_logger(__name__)
 
-SAME_WARNING = 5.0  # seconds
+SAME_WARNING = 5.0  # seconds, in which the process group and the launcher can both send the first one
 
 
 class StopEarly(TrainerCallback):
     """A callback that stops the run with a checkpoint after a SIGTERM to any process, or when a budget is used up.
 
-    Processes agree at the end of each optimizer step, so all of them stop at the same step. If the main process waits
-    inside a step, the trainer need not finish it, see `on_signal` and `leave_step`. A SIGTERM within 5 seconds of the
-    first is the same warning, which the process group and the launcher can both send. A later SIGTERM does what it did
-    before training: as a rule it ends the process.
+    If the main process waits inside a step, the trainer need not finish it, see `on_signal` and `leave_step`. A later
+    SIGTERM does what it did before training: as a rule it ends the process.
 
     Args:
         may_save (`Callable[[int], bool]`):
-            Tells whether a checkpoint after this number of steps falls between two generations, so that a run can
-            resume from it exactly.
+            Tells whether a checkpoint after this number of steps falls between two generations.
         over_budget (`Callable[[], str | None]`, *optional*):
             Says which budget is used up, `None` if none is. It is called on the main process alone.
         on_signal (`Callable[[], None]`, *optional*):
@@ -65,20 +62,19 @@ class StopEarly(TrainerCallback):
             signal.raise_signal(number)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Listen for the signal. Python allows this in the main thread alone."""
         self.received, self.stopping, self.stopped, self.saved = None, False, False, None
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses a handler
             self._previous = signal.signal(signal.SIGTERM, self._receive)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Agree with the other processes. Stop and save at the end of the generation."""
-        if not self.may_save(state.global_step):
+        if not self.may_save(state.global_step):  # a run cannot resume exactly from inside a generation
             return
         cause = "SIGTERM" if self.received is not None else None
+        # After the last step, the run ends by itself.
         if cause is None and state.is_world_process_zero and state.global_step < state.max_steps:
             cause = self.over_budget()
         flag = torch.tensor(int(cause is not None), device=PartialState().device)
-        if not reduce(flag, reduction="sum").item():
+        if not reduce(flag, reduction="sum").item():  # processes agree, so that all stop at the same step
             return
         logger.warning(f"{cause or 'SIGTERM'}: stopping after step {state.global_step} with a checkpoint")
         control.should_save = control.should_training_stop = self.stopping = True
@@ -86,7 +82,6 @@ class StopEarly(TrainerCallback):
             control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Note that the checkpoint is written."""
         self.stopped, self.saved = self.stopping, state.global_step
 
     def leave_step(self, control: TrainerControl) -> None:
@@ -94,12 +89,10 @@ class StopEarly(TrainerCallback):
         control.should_training_stop = self.stopping = self.stopped = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Save and evaluate nothing more, although an epoch ends with the stop."""
         if self.stopped:
-            control.should_save = control.should_evaluate = False
+            control.should_save = control.should_evaluate = False  # the stop has saved, and an epoch may end with it
 
     def restore_handler(self) -> None:
-        """Restore the earlier handler of the signal, however training ended."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None
@@ -110,10 +103,6 @@ class BeforePush(TrainerCallback):
 
     The run's folder becomes the top of the repository. The trainer copies the policy there and nothing else, so
     `prepare` adds the rest.
-
-    Args:
-        prepare (`Callable[[], None]`):
-            Writes the files.
     """
 
     def __init__(self, prepare: Callable[[], None]):
@@ -122,6 +111,5 @@ class BeforePush(TrainerCallback):
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Run `prepare`. While training, the trainer calls this on the main process alone; `push_to_hub` on all."""
-        if state.is_world_process_zero:
+        if state.is_world_process_zero:  # while training, one process calls this; `push_to_hub` calls it on all
             self.prepare()

@@ -103,8 +103,6 @@ class ResumableTrainer(GRPOTrainer):
             Whether to resume from a DeepSpeed or FSDP checkpoint from elsewhere, see [`check_trusted`].
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Whether to resume from a checkpoint of another run.
-        kwargs:
-            The other arguments of [`~trl.GRPOTrainer`].
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class ResumableTrainer(GRPOTrainer):
         self.trust_checkpoint = trust_checkpoint
         self.resume_with_changes = resume_with_changes
         super().__init__(*args, **kwargs)
-        if self.use_vllm and is_peft_model(self.model):
+        if self.use_vllm and is_peft_model(self.model):  # here alone TRL merges the adapter, for each transfer
             keep_base_exact(self.model)
         self._checkpoints = checkpoints
         self._after_step: Callable[[], None] | None = None
@@ -129,7 +127,8 @@ class ResumableTrainer(GRPOTrainer):
         self.add_callback(self._stop)
 
     def current_epoch(self) -> int:
-        """Return the epoch that the next step belongs to, an integer from 0. The trainer state's epoch is a float."""
+        """Return the epoch that the next step belongs to, an integer from 0."""
+        # Not `state.epoch`, which is a float.
         return self.state.global_step // self.run_state.steps_per_epoch
 
     @property
@@ -138,7 +137,7 @@ class ResumableTrainer(GRPOTrainer):
         return self._stop.stopped
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
-        """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
+        # Without it, a resumed run would begin with the data order of epoch 0.
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
@@ -155,6 +154,7 @@ class ResumableTrainer(GRPOTrainer):
             [`CheckpointError`]: if the checkpoint is not whole, or belongs to another run.
             [`RankBufferError`]: if the state cannot start.
         """
+        # One process reads and moves files; all get its error.
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
         self._after_step = None
         try:
@@ -178,12 +178,12 @@ class ResumableTrainer(GRPOTrainer):
                 check_not_uploaded(checkpoint, args.output_dir)
             state, changes = self.run_state, self.resume_with_changes
             checkpoint, step = found.resumable(checkpoint, state.differences, args.world_size, changes)
-            if not self.run_state.ends_generation(step):
+            if not self.run_state.ends_generation(step):  # a resumed run begins with a generation
                 raise CheckpointError(
                     f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
                     " from another checkpoint"
                 )
-        self.run_state.check_start(checkpoint, step)
+        self.run_state.check_start(checkpoint, step)  # before anything is moved: a refused start changes no file
         if checkpoint:
             found.set_torn_aside()
         self.run_state.start(checkpoint / FOLDER if checkpoint else None)
@@ -191,34 +191,31 @@ class ResumableTrainer(GRPOTrainer):
         return str(checkpoint) if checkpoint else None
 
     def _run_epoch(self, **kwargs) -> None:
-        """Train for an epoch as transformers does, unless the run has no step left."""
         if self.state.global_step >= self.state.max_steps:  # transformers would ask after one more step
             self.control.should_training_stop = True
             return
         try:
             super()._run_epoch(**kwargs)
-        except StepLeft:
+        except StepLeft:  # a SIGTERM came while the step waited, in all processes
             step = self.state.global_step
             logger.warning(f"SIGTERM: stopping after step {step}, and leaving the next one, which was not finished")
             self._save_without_step()
             self._stop.leave_step(self.control)
         except Exception as error:
+            # Saving is a collective, and must be exact.
             if not leaves_step(error) or not self.run_state.ends_generation(self.state.global_step):
                 raise
             try:
                 self._save_without_step()
-            except Exception as second:
+            except Exception as second:  # the first error is the cause, and is the one to raise
                 logger.warning(f"the steps before could not be saved either: {second}")
             raise
 
     def _save_without_step(self) -> None:
-        """Save the end of the step before, if this run has made one and it is not saved, on all processes.
-
-        Nothing of the step that waited or failed is kept. The state is as it was at the end of the step before, and a
-        resumed run repeats the step.
-        """
+        """Save the end of the step before, if this run has made one and it is not saved, on all processes."""
         step = self.state.global_step
-        if self._after_step and self._stop.saved != step:
+        if self._after_step and self._stop.saved != step:  # before the first step there is nothing to save
+            # Nothing of the step that waited or failed is kept: a resumed run repeats it.
             self._after_step()
             on_main_process(lambda: self.run_state.rewind(step))
             self._save_checkpoint(self.model, None)
@@ -226,7 +223,7 @@ class ResumableTrainer(GRPOTrainer):
             logger.warning(f"saved {self.args.output_dir}/checkpoint-{step}, the last whole step")
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
-        """Log, save and evaluate after a step as transformers does. Then note how to take back the step after it."""
+        """Log, save and evaluate after a step. Then note how to take back the step after it."""
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         finally:  # also if the evaluation failed, which has taken back what it drew
@@ -248,15 +245,16 @@ class ResumableTrainer(GRPOTrainer):
             restore()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, and first the state of the run; both go to the Hub together."""
+        """Save the policy, and first the state of the run."""
         folder = Path(output_dir or self.args.output_dir)
         in_checkpoint = _internal_call and folder != Path(self.args.output_dir)  # `push_to_hub` passes the latter
+        # First, because TRL may push the folder. In a checkpoint the manifest waits for the files of all processes.
         on_main_process(lambda: self._save_state(folder, manifest=not in_checkpoint))
         super().save_model(output_dir, _internal_call)
 
     def _save_state(self, folder: Path, manifest: bool) -> None:
         try:
-            withdraw_manifest(folder)
+            withdraw_manifest(folder)  # first: a kill from here on leaves a folder that is not whole
             self.run_state.save(folder / FOLDER)
             if manifest:
                 self._write_manifest(folder, {self.run_state.file: folder / self.run_state.file})
@@ -271,11 +269,7 @@ class ResumableTrainer(GRPOTrainer):
         self._save_state(Path(self.args.output_dir), manifest=True)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        """Save a checkpoint as TRL does, then complete it, push it, and delete those that are too many.
-
-        Raises:
-            [`CheckpointError`]: if it cannot be written, saying which checkpoint to resume from.
-        """
+        """Save a checkpoint as TRL does, then complete it, push it, and delete those that are too many."""
         run, limit = self._get_output_dir(trial=trial), self.args.save_total_limit
         checkpoint = Path(run, f"checkpoint-{self.state.global_step}")
         try:
@@ -287,8 +281,10 @@ class ResumableTrainer(GRPOTrainer):
             self.accelerator.wait_for_everyone()  # until all processes have written their files
             on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
         except (*UNWRITABLE, RuntimeError) as error:
+            # A bug keeps its traceback.
             if not isinstance(error, UNWRITABLE) and not any(text in str(error) for text in TORCH_CANNOT_WRITE):
                 raise
+            # Only then is there something to resume from.
             older = any(step != self.state.global_step for step, _ in manifest.checkpoints(run))
             advice = (
                 "set resume_from_checkpoint to true, since the checkpoints before it are as they were"
@@ -304,7 +300,7 @@ class ResumableTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(checkpoint))
-        if self.args.should_save:  # by step
+        if self.args.should_save:  # by step, and not by the clock as transformers does
             delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

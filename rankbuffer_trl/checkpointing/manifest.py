@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from ..decoding import read_json, shown
 from ..errors import RankBufferError
 
-FORMAT = 4
+FORMAT = 4  # of `run.json`; another one is refused
 FOLDER = "rankbuffer"
 RUN = "run.json"  # the manifest
 STATE = "trainer_state.json"
@@ -24,6 +24,7 @@ class CheckpointError(RankBufferError):
 
 def checkpoint_step(path: Path) -> int | None:
     """Return the step in the name of a checkpoint's folder, `None` for any other name."""
+    # Longer ones fit no step, and `re.ASCII` refuses other digits.
     found = re.fullmatch(r"checkpoint-(\d{1,18})", path.name, re.ASCII)
     return int(found[1]) if found else None
 
@@ -59,13 +60,13 @@ class State(TypedDict, total=False):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the contents of a checkpoint's `run.json`. The fields of [`Manifest`] have the right types.
+    """Return the contents of a checkpoint's `run.json`.
 
     Raises:
         `ValueError`: if the file is missing, damaged, or of another version of this program.
     """
     path = checkpoint / FOLDER / RUN
-    found = read_json(path, dict[str, Any])
+    found = read_json(path, dict[str, Any])  # first the format, since another one may have other fields
     if found.get("format") != FORMAT:
         writer = shown(found.get("rankbuffer_trl"))
         raise ValueError(f"{RUN} was written by another version of this program ({writer}), in another format")
@@ -76,9 +77,5 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def read_state(folder: Path) -> State:
-    """Return what `trainer_state.json` says. The log of a run that went wrong may hold NaN.
-
-    Raises:
-        `ValueError`: if the file is missing or damaged.
-    """
-    return read_json(folder / STATE, State, finite=False)
+    """Return what `trainer_state.json` says."""
+    return read_json(folder / STATE, State, finite=False)  # the log of a run that went wrong may hold NaN
