@@ -23,33 +23,18 @@ CARD_RESULTS = (
 
 
 def check_card(name: str) -> None:
-    """Refuse a name that is no file name, and a package without the public set.
-
-    Raises:
-        [`SettingsError`]: naming the setting.
-    """
-    if not re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) or name.startswith("."):
+    """Refuse a name that is no file name, and a package without the public set."""
+    if not re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) or name.startswith("."):  # it becomes the name of a file
         raise SettingsError(f"card must be the name of the judge in letters, digits, '.', '-' and '_', got {name!r}")
     if not (ROOT / SAMPLES).is_file():
         raise SettingsError("card needs the public set, which a clone of the repository has and the package has not")
 
 
 def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, Any]:
-    """Return the card of a judge.
-
-    It holds no address and no path: the judge has the name that is given.
-
-    Args:
-        found (`Audit`):
-            The audit on the public set.
-        name (`str`):
-            The name of the judge.
-        decoding, guard:
-            How its verdicts were imposed, and whether responses were quoted.
-    """
+    """Return the card of a judge, which has the name that is given."""
     kinds = {cost.kind: cost for cost in found.costs}
     return {
-        "judge": name,
+        "judge": name,  # a card is published, so it holds no address and no path
         "decoding": decoding,
         "guard": guard,
         "queries": len(found.rankings),

@@ -85,6 +85,7 @@ class AuditConfig(JudgeConfig):
             check_card(self.card)
             if self.dataset_name or self.samples:
                 raise SettingsError("card takes the public set: leave out dataset_name and samples")
+            # So that all cards are about the same questions.
             self.dataset_name, self.samples = str(ROOT / DATASET), str(ROOT / SAMPLES)
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
@@ -101,14 +102,7 @@ class AuditConfig(JudgeConfig):
         return Path(self.output_dir) / "answers.jsonl"
 
     def load(self) -> tuple[list[RolloutGroup], bool]:
-        """Load the data set and the samples, and draw groups in random order.
-
-        Returns:
-            `tuple[list[RolloutGroup], bool]`: the groups, and whether the samples are the data set's own references.
-
-        Raises:
-            [`DataError`]: if the data set or the samples cannot be used.
-        """
+        """Draw groups in random order, and return whether their samples are the data set's own references."""
         table = QueryTable(load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split))
         groups = read_rollouts(self.samples, table)
         drawn = random.Random(self.seed).sample(list(groups), min(self.queries, len(groups)))
@@ -152,7 +146,7 @@ def audit(config: AuditConfig) -> Audit:
     for group in groups[:FURTHER]:
         asked += length_questions(group, config.probabilities).values()
         asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
-    tokens = estimate_tokens(asked, config.judge_guard, config.judge_samples)
+    tokens = estimate_tokens(asked, config.judge_guard, config.judge_samples)  # before anything is asked and paid
     announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
@@ -184,6 +178,7 @@ def main() -> None:
         found = audit(config)
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", found)
+        # NaN is no JSON.
         text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=as_python)
         with replacing(out / "audit.json") as draft:
             draft.write_text(text + "\n")

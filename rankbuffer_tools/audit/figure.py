@@ -16,8 +16,7 @@ from .results import SOFT, Audit, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
-CELL_LIMIT = 10
-"""Up to this number of samples, the heat map shows its numbers."""
+CELL_LIMIT = 10  # samples, up to which the heat map shows its numbers
 
 
 def audit_figure(path: Path, audit: Audit) -> None:
@@ -27,17 +26,15 @@ def audit_figure(path: Path, audit: Audit) -> None:
     _put_back_panel(left, audit.moves)
     _measure_panel(right, [each for each in audit.results if each.values and (each.main or each.name == SOFT)])
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.rankings)} queries", fontsize=10)
-    file = io.BytesIO()
+    file = io.BytesIO()  # whole before the file is replaced
     figure.savefig(file, format="png", dpi=150)
     save(path, file.getvalue())
 
 
 def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
-    """Draw the share of positions by place in the lists, for the most frequent number of samples.
-
-    Queries with another number of samples would blur the diagonal.
-    """
+    """Draw the share of positions by place in the lists, for the most frequent number of samples."""
     sizes = Counter(n for n, _, _ in moves)
+    # Queries of another number would blur the diagonal.
     n = max(sizes, key=lambda size: (sizes[size], size), default=2)
     counts = Counter((place, given) for size, place, given in moves if size == n)
     totals = [sum(counts[place, given] for given in range(n)) for place in range(n)]
@@ -48,6 +45,7 @@ def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
     for place in range(n) if n <= CELL_LIMIT else ():
         for given in range(n):
             if value := shares[place][given]:
+                # Dark cells need light text.
                 colour = "white" if value > 0.6 else "#333333"
                 axes.text(given, place, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
     axes.set(title="Put back: where samples land", xlabel="place given (0 is worst)", ylabel="place in the lists")
@@ -60,9 +58,10 @@ def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
-    """Draw one row per measure. If lower is better, draw the complement, so that right is always better."""
+    """Draw one row per measure."""
     low = 0.0
     for row, result in enumerate(reversed(results)):
+        # The complement, so that right is always better.
         flip = (lambda x: x) if result.better > 0 else (lambda x: 1 - x)
         ends = [flip(x) for x in (result.low, result.high) if x is not None]
         colour = CHANCE if result.too_few else GOOD if result.clear else UNCLEAR

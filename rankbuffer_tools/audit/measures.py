@@ -17,7 +17,7 @@ from .results import MIN_QUERIES, PLACE_SPREAD, PREFERENCE, SOFT, SOFT_GAIN, Res
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
-FEW = 20  # queries, below which an interval is widened
+FEW = 20  # queries, below which an interval is widened: resamples of few values spread too little
 
 
 def ranks(order: Order) -> list[int]:
@@ -26,15 +26,12 @@ def ranks(order: Order) -> list[int]:
 
 
 def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than `MIN_QUERIES`.
-
-    Resamples of few values spread too little. So with fewer than 20 the interval is widened about the mean, as by
-    Student's t: normal values are then covered in 92 to 96 %. It may then reach beyond the range of a measure.
-    """
+    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for too few."""
     if (n := len(values)) < MIN_QUERIES:
         return None
     rng = random.Random(seed)
     means = [fmean(rng.choices(values, k=n)) for _ in range(resamples)]
+    # As by Student's t: covers normal values in 92 to 96 %.
     wider = math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.975) / ndtri(0.975) if n < FEW else 1.0
     centre = fmean(values)
     low, high = (centre + wider * (end - centre) for end in np.quantile(means, [0.025, 0.975]))
@@ -60,22 +57,19 @@ def lists_tau(answers: QueryVerdicts) -> float | None:
     """Return the mean tau of every two of the four lists, `None` if one is missing.
 
     A judge that ranks by position alone gets less than 0, whether it prefers early positions, the ends or the middle.
-    This needs all four lists: if a judge prefers the ends, a list and its reverse agree.
     """
     orders = answers.rankings.orders
-    if len(orders) < LISTS:
+    if len(orders) < LISTS:  # a judge that prefers the ends ranks a list as its reverse
         return None
     return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
 
 
 def slope(shown: Order, one: Order, other: Order) -> float:
-    """Return the ranks that a sample gains per place that it is shown later, from one list to its reverse.
-
-    This is the least-squares slope of the change in rank on the change in place. What the judge thinks of a sample
-    cancels out, because it is the same in both.
-    """
+    """Return the ranks that a sample gains per place that it is shown later, from one list to its reverse."""
+    # What the judge thinks of a sample cancels: both have it.
     moved = [b - a for a, b in zip(ranks(shown), ranks(shown[::-1]), strict=True)]
     gained = [b - a for a, b in zip(ranks(one), ranks(other), strict=True)]
+    # Least squares through 0.
     return sum(a * b for a, b in zip(moved, gained, strict=True)) / sum(a * a for a in moved)
 
 
@@ -86,6 +80,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 def in_both_orders(pairs: Mapping[Pair, int | None]) -> list[tuple[Pair, int, int]]:
     """Return each pair with its verdict and the verdict on its reverse, if both are there."""
+    # One presentation alone says nothing about place.
     both = [(pair, one, pairs.get(pair[::-1])) for pair, one in pairs.items() if pair[0] < pair[1]]
     return [(pair, one, other) for pair, one, other in both if one is not None and other is not None]
 
@@ -104,11 +99,9 @@ def pairs_with_lists(answers: QueryVerdicts) -> float | None:
 
 
 def preferences(odds: Mapping[Pair, float]) -> dict[Pair, tuple[float, float]]:
-    """Return by how much the first one of each pair leads in log odds, and what being shown first adds to that.
-
-    The lead is half the difference of the log odds in both orders, and the place is half their sum.
-    """
+    """Return by how much the first one of each pair leads in log odds, and what being shown first adds to that."""
     both = [(pair, one, odds[pair[::-1]]) for pair, one in odds.items() if pair[0] < pair[1] and pair[::-1] in odds]
+    # The lead changes sign with the order, the place does not.
     return {pair: ((one - other) / 2, (one + other) / 2) for pair, one, other in both}
 
 
@@ -133,7 +126,7 @@ def label_share(answers: QueryVerdicts) -> float | None:
     # A stands first in a straight presentation, and second in a crossed one.
     won = [one == pair[0] for pair, one, _ in straight] + [other == pair[1] for pair, _, other in straight]
     won += [one == pair[1] for pair, one, _ in crossed] + [other == pair[0] for pair, _, other in crossed]
-    return fmean(won) if straight and crossed else None
+    return fmean(won) if straight and crossed else None  # only all four presentations tell the label from the place
 
 
 def ratings_with_lists(answers: QueryVerdicts) -> float | None:
@@ -161,12 +154,7 @@ def tied_ratings(answers: QueryVerdicts) -> float | None:
 
 
 def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
-    """Return the noise of one soft rating in units of reward, `None` without probabilities.
-
-    Ratings and log odds count as two equally reliable measurements of how far apart the samples of a pair are. So
-    their correlation is the share of variance that is no noise (parallel forms). What the two kinds of question see
-    differently counts as noise, too.
-    """
+    """Return the noise of one soft rating in units of reward, `None` without probabilities."""
     both = [
         (one.rankings.means[i] - one.rankings.means[j], lead)
         for one in answers
@@ -176,7 +164,9 @@ def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
     if not gaps or not leads:
         return None
+    # Two equally reliable measurements: their correlation is the share without noise.
     shared = sum(gap * lead for gap, lead in both) / math.sqrt(gaps * leads)
+    # Half: a gap has the noise of two; rewards span 2.
     return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / RATING_MAX
 
 
@@ -196,6 +186,7 @@ class Measure:
         """Measure all queries whose verdicts allow it."""
         measured = [(one, value) for one in answers if (value := self.of(one)) is not None]
         low, high = interval([value for _, value in measured], seed) or (None, None)
+        # A widened interval may leave the range of a share.
         if low is not None and high is not None and self.meaning.startswith("share"):
             low, high = max(low, 0.0), min(high, 1.0)
         return Result(
@@ -324,6 +315,7 @@ MEASURES = (
         "soft_words",
         "greedy verdicts",
         "share of verdicts on pairs that the ratings agree with",
+        # Of the answers that have probabilities, so that both rows compare.
         lambda a: pairs_with(a.rankings.ratings, a) if a.rankings.means else None,
         lambda n: 0.5,
     ),

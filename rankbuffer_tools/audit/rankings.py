@@ -9,16 +9,12 @@ class QueryRankings:
     """What the audit read about one query. Its responses have the numbers `0..n-1`.
 
     Args:
-        query_id (`str`):
-            The query.
         lists (`Sequence`):
-            One `(shown, order)` per list. `shown` holds the responses in the order of the prompt. `order` holds the
-            same responses from worst to best, or it is `None` if the judge gave no valid answer.
+            One `(shown, order)` per list: in the order of the prompt, then from worst to best (`None` if it failed).
         pairs (`Sequence`):
-            One `((first, second), better)` per pair, in the order of the prompt. `better` is one of the two, or `None`
-            if the judge gave no valid answer.
+            One `((first, second), better)` per pair, in the order of the prompt; `better` is `None` if it failed.
         scores (`Sequence[float | None]`, *optional*, defaults to `()`):
-            One rating per response; `None` for a rating that failed. Empty if the audit asked for none.
+            One rating per response, `None` if it failed.
         means (`Sequence[float]`, *optional*, defaults to `()`):
             The mean rating of each response under the judge's probabilities. Empty if one is not known.
 
@@ -41,6 +37,7 @@ class QueryRankings:
     def n(self) -> int:
         """The number of responses."""
         shown = [i for order, _ in self.lists for i in order] + [i for pair, _ in self.pairs for i in pair]
+        # From the numbers themselves: a kind of question may be missing.
         return max([*shown, len(self.scores) - 1], default=-1) + 1
 
     @property
@@ -52,4 +49,4 @@ class QueryRankings:
     def ratings(self) -> list[float]:
         """The ratings of all responses; empty if one of them failed."""
         ratings = [score for score in self.scores if score is not None]
-        return ratings if len(ratings) == len(self.scores) else []
+        return ratings if len(ratings) == len(self.scores) else []  # ties and tau need all of them

@@ -14,46 +14,24 @@ SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than greedy verdicts do."""
 PREFERENCE, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
 """The measures that say whether soft pairs need both orders of presentation."""
-MIN_QUERIES = 6
-"""Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
+MIN_QUERIES = 6  # for an interval: values of fewer are often all equal, and would look exact
 RECIPE_OF_RESULT = {"lists_tau": "beyond/listwise_two", SOFT: "beyond/ratings_soft", "pairs_flip": "paper/rrc_scr"}
 """The recipe that rests on a measure. The first clear measure decides, for the reasons in `docs/audit.md`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measure over all queries of an audit.
-
-    Args:
-        name (`str`):
-            Its key in `audit.json`.
-        label (`str`):
-            Its name for people.
-        meaning (`str`):
-            The meaning of the value, in a few words.
-        better (`int`):
-            1 if higher is better, -1 if lower is, 0 if neither.
-        main (`bool`):
-            Whether the verdict counts the measure. The other measures use the same answers.
-        values (`dict[str, float]`):
-            The value by query id. A query whose verdicts do not allow a value is missing.
-        low (`float`, *optional*):
-            Lower end of the 95 % interval of the mean; `None` for too few queries.
-        high (`float`, *optional*):
-            Upper end of that interval.
-        chance (`float`, *optional*):
-            The value of a judge that does not read the responses; `None` without values, or if there is none.
-    """
+    """One measure over all queries of an audit."""
 
     name: str
-    label: str
-    meaning: str
-    better: int
-    main: bool
-    values: dict[str, float]
-    low: float | None
+    label: str  # its name for people; `name` is its key in `audit.json`
+    meaning: str  # of the value, in a few words
+    better: int  # 1 if higher is better, -1 if lower is, 0 if neither
+    main: bool  # whether the verdict counts it; the others use the same answers
+    values: dict[str, float]  # by query id; without queries whose verdicts allow none
+    low: float | None  # the 95 % interval of the mean; None for too few queries
     high: float | None
-    chance: float | None
+    chance: float | None  # of a judge that does not read; None if there is none
 
     @property
     def value(self) -> float | None:
@@ -87,26 +65,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Form:
-    """The counts of answers of one kind that were a valid verdict, and of those that were not.
-
-    Args:
-        questions (`int`):
-            Questions that were asked.
-        without_verdict (`int`):
-            Questions without a verdict after all attempts.
-        unreachable (`int`):
-            Questions among these whose last request got no answer.
-        first_answers (`int`):
-            Questions whose first request was answered, transport retries included.
-        first_malformed (`int`):
-            Questions among these whose first answer was not a valid verdict.
-    """
+    """The counts of answers of one kind that were a valid verdict, and of those that were not."""
 
     questions: int
-    without_verdict: int
-    unreachable: int
-    first_answers: int
-    first_malformed: int
+    without_verdict: int  # after all attempts
+    unreachable: int  # of these: the last request got no answer
+    first_answers: int  # whose first request was answered, transport retries included
+    first_malformed: int  # of these: not a valid verdict
 
 
 @dataclass(frozen=True)
@@ -124,41 +89,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Audit:
-    """All results of an audit.
-
-    Args:
-        judge (`str`):
-            Name of the judge.
-        dataset (`str`):
-            Name or path of the data set.
-        samples (`str`):
-            Path of the samples.
-        references (`bool`):
-            Whether the samples are the data set's own references.
-        rankings (`Sequence[QueryRankings]`):
-            What was read about each query.
-        results (`list[Result]`):
-            The measures, in the order of the table.
-        costs (`list[Cost]`):
-            Costs and form by kind of question.
-        moves (`list[tuple[int, int, int]]`):
-            For each sample that was taken out and put back: number of samples, place in the lists, place given.
-        max_failures (`float`):
-            Share of failed judgments above which training would stop.
-        soft_noise (`float`, *optional*):
-            The noise of one soft rating in units of reward; `None` without probabilities.
-    """
+    """All results of an audit."""
 
     judge: str
     dataset: str
-    samples: str
-    references: bool
+    samples: str  # their path
+    references: bool  # whether the samples are the data set's own references
     rankings: Sequence[QueryRankings]
-    results: list[Result]
+    results: list[Result]  # in the order of the table
     costs: list[Cost]
-    moves: list[tuple[int, int, int]]
-    max_failures: float
-    soft_noise: float | None = None
+    moves: list[tuple[int, int, int]]  # put back: number of samples, place in the lists, place given
+    max_failures: float  # the share above which training would stop
+    soft_noise: float | None = None  # of one soft rating, in units of reward
 
     @property
     def counted(self) -> list[Result]:
@@ -176,6 +118,7 @@ class Audit:
         clear = (
             recipe for name, recipe in RECIPE_OF_RESULT.items() if name in self.measured and self.measured[name].clear
         )
+        # References differ more than rollouts, so they say too little.
         return None if self.references else next(clear, None)
 
     def as_dict(self) -> dict:

@@ -8,9 +8,7 @@ The questions of one query with eight samples:
 * one rating of each sample.
 
 A pair asks for `A` or `B`, as `pairs_soft` does. One answer to a pair or a rating gives two readings: the word, and
-the probabilities behind it. So the two readings differ in nothing else. Ratings are from 0 to 9 then, as
-`ratings_soft` asks. On the scale of `pointwise`, 1 and 10 often share a token, and nobody could tell how. A judge
-without probabilities rates from 0 to 10.
+the probabilities behind it. So the two readings differ in nothing else.
 
 For the first six queries, the judge also compares the first sample with itself, once with idle sentences at its end
 and once cut in half, in both orders. Then it inserts each sample among the others, which stand as the lists ranked
@@ -81,8 +79,6 @@ class QueryVerdicts:
     """The verdicts about the samples of one query, which have the numbers `0..n-1`.
 
     Args:
-        rankings (`QueryRankings`):
-            The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
         crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
             The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
         put_back (`Sequence[tuple[int, int | None]]`, *optional*):
@@ -91,11 +87,10 @@ class QueryVerdicts:
             The log odds that the first one of (shown first, shown second) is better, for the pairs of `rankings` and
             of `crossed` with probabilities.
         padded, cut (`float`, *optional*):
-            How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5 or
-            1. It is by the mean log odds of both orders if there are probabilities, else by the greedy verdicts.
+            How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5, 1.
     """
 
-    rankings: QueryRankings
+    rankings: QueryRankings  # `lists` holds each order before its reverse
     crossed: Mapping[Pair, int | None] = field(default_factory=dict)
     put_back: Sequence[tuple[int, int | None]] = ()
     odds: Mapping[Pair, float] = field(default_factory=dict)
@@ -136,13 +131,7 @@ def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
-    """Read the samples of each query as a group. Of more than eight different samples, the first eight are taken.
-
-    Args:
-        path (`str`):
-            A `.jsonl`, `.json` or `.parquet` file with `query_id` (or `prompt`) and `responses`, in any order.
-        table (`QueryTable`):
-            The data set with prompts and rubrics.
+    """Read the samples of each query as a group.
 
     Raises:
         [`DataError`]: for the first row that cannot be used, or if there are no rows.
@@ -151,6 +140,7 @@ def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
     for place, row in rows_in("samples", path):
         row = normal_row(row)
         query_id, responses = row["query_id"], row.get("responses")
+        # A loop that raises: the first fault is enough.
         for key, problem, value in chain(text_faults("query_id", query_id), response_faults(responses, 0)):
             raise DataError(f"{place}: {key} {problem}, got {shorten(value)}")
         texts = list(dict.fromkeys(responses))[:MAX_SAMPLES]  # type: ignore[arg-type]  # checked above
@@ -160,7 +150,7 @@ def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
                 f" to {MAX_SAMPLES}: sample more, or delete the row"
             )
         own = table[query_id].prompt if query_id in table else None
-        if own is None or prompt_id(row["prompt"] or own) != prompt_id(own):
+        if own is None or prompt_id(row["prompt"] or own) != prompt_id(own):  # the judge would see foreign rubrics
             raise DataError(
                 f"{place}: query {query_id!r} is not in the data set, or has another prompt there: sample from the"
                 " data set that dataset_name names"
@@ -185,21 +175,19 @@ def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
-    """Make the questions that every group is asked, by a key such as `("list", (3, 0, 2, 1))`.
-
-    With `soft`, pairs and ratings are asked for probabilities, too.
-    """
+    """Make the questions of every group, by a key such as `("list", (3, 0, 2, 1))`. `soft`: with probabilities."""
     ids = range(len(group.rollouts))
     orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))
     asked: dict[tuple, Question] = {}
     asked |= {("list", order): one for order, one in zip(orders, pass_questions(group, orders, "look"), strict=True)}
     asked |= {("pair", pair): pair_question(group, pair) for pair in pairs}
-    for first, second in pairs[:2]:
+    for first, second in pairs[:2]:  # the first pair, in both orders
         labelled = pair_question(group, (second, first))
+        # B stands first, which alone separates label from place.
         blocks = {name: shown[::-1] for name, shown in labelled.responses.items()}
         asked["crossed", (first, second)] = replace(labelled, responses=blocks)
-    most = RATING_MAX if soft else 10
+    most = RATING_MAX if soft else 10  # to 9: 1 and 10 often share a token
     asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
     return asked | softened({key: one for key, one in asked.items() if key[0] != "list"}) if soft else asked
 
@@ -207,6 +195,7 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
 def length_questions(group: RolloutGroup, soft: bool = False) -> dict[tuple, Question]:
     """Make the questions whether the first sample is better than itself padded and cut, by the label of the sample."""
     text = group.rollouts[0].text
+    # Never empty: half of one character is none.
     changed = {"padded": f"{text}\n\n{IDLE}", "cut": text[: len(text) // 2].rstrip() or "."}
     asked = {(what, "A"): pairwise_question(group.query, text, other, tie=False) for what, other in changed.items()}
     asked |= {(what, "B"): pairwise_question(group.query, other, text, tie=False) for what, other in changed.items()}
@@ -262,7 +251,7 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
 
 def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
     """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
-    if len(readings) == 2:
+    if len(readings) == 2:  # both orders together cancel the position bias
         return (1 + sign(lead(readings["A"], readings["B"]))) / 2
     if len(words) < 2 or None in words.values():
         return None
@@ -288,10 +277,11 @@ async def gives_probabilities(
         [`JudgeError`]: if the judge does not answer the same question without them either.
     """
     key = ("score", 0)
-    name = f"{group.query.id} {key}"
+    name = f"{group.query.id} {key}"  # the name it has later, so that the answer counts
     answers = await ask_many(
         make_judge(), {name: questions(group, seed, soft=True)[key]}, log, "asking for probabilities"
     )
+    # Malformed: that says nothing against probabilities.
     if isinstance(answers.values.get(name), Reading) or answers.asked[name].outcome == "malformed":
         return True
     if answers.failures:
@@ -304,27 +294,18 @@ async def gives_probabilities(
 async def ask_everything(
     make_judge: Callable[[], Judge], groups: Sequence[RolloutGroup], log: Path | None, seed: int, soft: bool = True
 ) -> tuple[list[QueryVerdicts], list[Call]]:
-    """Ask all questions about all groups.
+    """Ask all questions about all groups. Return the verdicts by query, and what each question cost.
 
     Args:
         make_judge (`Callable[[], Judge]`):
-            Makes the judge. Each call of [`ask_many`] has a judge of its own, because it closes it.
-        groups (`Sequence[RolloutGroup]`):
-            The samples, one group per query.
+            Makes a judge, which each call of [`ask_many`] closes.
         log (`Path`, *optional*):
             File of the answers. A question whose answer is there is not asked again.
-        seed (`int`):
-            Seed of the orders of presentation.
-        soft (`bool`, *optional*, defaults to `True`):
-            Ask for probabilities, too, if the judge gives them.
-
-    Returns:
-        `tuple[list[QueryVerdicts], list[Call]]`: the verdicts by query, and what each question cost.
 
     Raises:
         [`JudgeError`]: if the judge is not there, or the very first question fails.
     """
-    if log is None or not log.exists():
+    if log is None or not log.exists():  # a log shows that this judge has answered before
         key, first = next(iter(questions(groups[0], seed).items()))
         await try_out(make_judge(), f"{groups[0].query.id} {key}", first, log)
     if soft:
@@ -341,6 +322,7 @@ async def ask_everything(
         if places := read_verdicts(group.query.id, said[group.query.id]).places:
             inserted[group.query.id] = insertions(group, sorted(range(len(places)), key=lambda i: places[i]))
     named = {f"{query_id} {key}": one for query_id, each in inserted.items() for key, one in each.items()}
+    # After the lists, whose mean order they are put into.
     again = await ask_many(make_judge(), named, log, "putting samples back")
     for id, each in inserted.items():
         said[id] |= {key: again.values.get(f"{id} {key}") for key in each}

@@ -12,10 +12,11 @@ from .results import SOFT, Audit, verdict
 
 
 def print_audit(audit: Audit) -> None:
-    """Print tables and verdict to standard output; 119 characters wide if that is a file."""
+    """Print tables and verdict to standard output."""
+    # 119 columns fit the tables; a file has no width.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
     heading = f"{audit.judge} on {audit.samples}: {len(audit.rankings)} queries\n"
-    console.print(heading, markup=False, soft_wrap=True)
+    console.print(heading, markup=False, soft_wrap=True)  # a name may hold brackets, which rich reads as markup
     console.print(measure_table(audit))
     console.print("Clear: the whole interval lies on the better side of chance. Chance: not reading the responses.\n")
     console.print(cost_table(audit))
@@ -32,9 +33,9 @@ def measure_table(audit: Audit) -> Table:
     table.add_column("clear", justify="center")
     table.add_column("what it says")
     for result in audit.results:
-        if result.soft and not result.values:
+        if result.soft and not result.values:  # the judge gave no probabilities
             continue
-        if first := result.main or result.name == SOFT:
+        if first := result.main or result.name == SOFT:  # rows below explain it, from the same answers
             table.add_section()
         mark, style = ("yes" if result.clear else "no", "" if result.clear else "bold red") if first else ("", "")
         if first and result.low is None:
