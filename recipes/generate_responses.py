@@ -27,6 +27,7 @@ from rankbuffer_tools.data.responses import (
     cut_thoughts,
     order_by_scores,
     order_question,
+    orders_as_shown,
     sample_chats,
     score_questions,
 )
@@ -158,7 +159,8 @@ def main(config: ResponsesConfig) -> int:
     how, order, orders = put_in_order(config, [Query.from_row(todo[id]) for id in texts], texts)
     print(f"order of {len(order):,} queries' responses by {how}: {cost_line(config.endpoint, orders.totals)}")
     causes = {name.rpartition("/score ")[0] or name: cause for name, cause in orders.failures.items()}
-    failures |= {id: f"no order of its responses: {causes[id]}" for id in texts if id not in order}
+    alike = "the judge gives all of them the same score: take another judge, or set order_by to list"
+    failures |= {id: f"no order of its responses: {causes.get(id, alike)}" for id in texts if id not in order}
     for query_id, indices in order.items():
         todo[query_id]["responses"] = [texts[query_id][i] for i in indices]
         todo[query_id]["models"] = [config.sampler_model] * len(indices)
@@ -197,13 +199,21 @@ def put_in_order(
         tried = asyncio.run(ask_many(config.judge(), first, log, "asking for probabilities"))
         if tried.values:
             answers = asyncio.run(ask_many(config.judge(), scores, log, "scoring responses"))
-            return "scores", order_by_scores(texts, answers.values), answers
+            order, tied = order_by_scores(texts, answers.values)
+            if tied:
+                print(f"{tied:,} pairs of responses have equal scores and stand in the order of sampling")
+            return "scores", order, answers
         (cause,), failed = tried.failures.values(), [*tried.asked.values()]
         if config.order_by:
             raise JudgeError(f"order_by: scores needs token probabilities: {cause}", passing=False)
         print(f"one list orders the responses to a query, because the judge gives no probabilities: {cause}")
     lists = {query.id: order_question(query, texts[query.id]) for query in queries}
     answers = asyncio.run(ask_many(config.judge(), lists, log, "ranking responses"))
+    if (shown := orders_as_shown(answers.values.values())) > max(1, len(answers.values) / 2):
+        print(
+            f"{shown:,} of {len(answers.values):,} lists name the responses in the order shown or its reverse, so the"
+            " judge may not read them: ask it with rankbuffer-audit before you train, or take another judge"
+        )
     return "list", answers.values, replace(answers, calls=[*answers.calls, *failed])
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import generate_responses
 import pytest
@@ -12,7 +13,7 @@ from helpers.nectar_rows import Model
 from helpers.servers import served
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
+from rankbuffer_tools.data.responses import order_question, orders_as_shown, read_response, sample_chats
 from rankbuffer_trl.data._queries import GENERIC_RUBRICS, DataError, load_queries, prompt_id
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
@@ -75,6 +76,7 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     assert (
         "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses by list: 3 requests" in printed
     )
+    assert "in the order shown" not in printed
 
     assert all((tmp_path / f"out.jsonl.{what}.jsonl").is_file() for what in ("samples", "orders"))
     again = Model(numbered)
@@ -83,9 +85,9 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
 
 
 def test_scores_under_probabilities_order_responses_and_a_list_does_where_there_are_none(tmp_path, capsys):
-    def scored(messages, how_often):
+    def scored(messages, how_often, step=1):
         """A judge whose greedy score is 5 for all, with more probability on 9 for a higher number."""
-        number = int(re.findall(r"^> answer (\d+)$", messages[0]["content"], re.MULTILINE)[-1])
+        number = int(re.findall(r"^> answer (\d+)$", messages[0]["content"], re.MULTILINE)[-1]) // step
         listed = {"5": 0.9 - number / 10, "9": 0.1 + number / 10}
         top = [{"token": token, "logprob": math.log(chance)} for token, chance in listed.items()]
         tokens = [{"token": token, "logprob": 0.0, "top_logprobs": []} for token in ('{"score": ', "5", "}")]
@@ -107,6 +109,11 @@ def test_scores_under_probabilities_order_responses_and_a_list_does_where_there_
     assert "one list orders the responses to a query, because the judge gives no probab" in capsys.readouterr().out
     with pytest.raises(JudgeError, match="order_by: scores needs token probabilities: malformed"):
         generate(source, tmp_path, Model(numbered), blind, order_by="scores")
+    for step, failed, said in ((4, 0, "18 pairs of responses have equal scores"), (9, 1, "order of 0 queries'")):
+        coarse, out = Model(partial(scored, step=step)), str(tmp_path / f"{step}.jsonl")
+        assert generate(source, tmp_path, Model(numbered), coarse, order_by="scores", output_file=out) == failed
+        assert said in capsys.readouterr().out
+    assert (tmp_path / "9.jsonl.failed.jsonl").read_text().count("the same score: take another judge") == 2
 
 
 def test_order_question_takes_a_querys_own_rubrics():
@@ -176,7 +183,10 @@ def test_generate_responses_leaves_thoughts_out_that_were_cut_off_and_keeps_long
         source, path = own_queries(tmp_path, 2), str(tmp_path / f"{out}.jsonl")
         assert generate(source, tmp_path, thinking(closing), first_of_all, output_file=path) == 0
         assert [len(row["responses"]) for row in load_queries(path)] == [kept] * 2
-        assert f"4 were cut off at max_tokens, {2 * (7 - kept)} of them" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"4 were cut off at max_tokens, {2 * (7 - kept)} of them" in said
+        assert "2 of 2 lists name the responses in the order shown" in said
+    assert orders_as_shown([[0, 1, 2], [0, 1, 2, 3], (3, 2, 1, 0), [1, 0, 2, 3]]) == 2, "three may stand so by chance"
     path = str(tmp_path / "c.jsonl")
     assert generate(source, tmp_path, thinking("</think>"), first_of_all, output_file=path, least_responses=6) == 1
     failed = json.loads((tmp_path / "c.jsonl.failed.jsonl").read_text().splitlines()[0])

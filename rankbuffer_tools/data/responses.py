@@ -6,8 +6,9 @@ bootstrap. Under a judge whose greedy verdicts are no better than chance, the li
 not. Rubrics are usually written from these responses. A query without rubrics is therefore judged by the generic ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from rankbuffer_trl.data import GENERIC_RUBRICS, text_fault
@@ -98,9 +99,21 @@ def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
     }
 
 
-def order_by_scores(texts: Mapping[str, Sequence[str]], readings: Mapping[str, Reading]) -> dict[str, list[int]]:
-    """Return the indices of each query's responses from the lowest mean score to the highest, where all are known."""
+def order_by_scores(
+    texts: Mapping[str, Sequence[str]], readings: Mapping[str, Reading]
+) -> tuple[dict[str, list[int]], int]:
+    """Return the indices of each query's responses from the lowest mean score to the highest, and the equal pairs.
+
+    A query has no order if a score is not known, or if all are equal: it would be the order of sampling.
+    """
     means = {name: reading.mean for name, reading in readings.items()}
     names = {query_id: [f"{query_id}/score {i}" for i in range(len(of))] for query_id, of in texts.items()}
     known = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
-    return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in known.items()}
+    tell = {query_id: of for query_id, of in known.items() if len(set(of)) > 1}
+    tied = sum(a == b for of in tell.values() for a, b in combinations(of, 2))
+    return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in tell.items()}, tied
+
+
+def orders_as_shown(orders: Iterable[Sequence[int]]) -> int:
+    """Count the lists of at least four responses that name them in the order shown, or the other way round."""
+    return sum(len(of) > 3 and [*of] in (sorted(of), sorted(of, reverse=True)) for of in orders)
