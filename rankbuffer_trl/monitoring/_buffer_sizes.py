@@ -11,15 +11,12 @@ from ..store.history import AnchorRow
 
 
 def epoch_ends(store: BufferStore) -> Iterator[tuple[int, Mapping[str, list[AnchorRow]]]]:
-    """Yield each epoch that changed a buffer, and the anchors of all buffers at its end by query.
-
-    The same dictionary is updated and yielded again. Copy it to keep it.
-    """
+    """Yield each epoch that changed a buffer, and the anchors of all buffers at its end by query."""
     newest: dict[str, list[AnchorRow]] = {}
     for epoch in history.epochs(store):
         if versions := history.buffers(store, epoch=epoch):
             newest.update((version.query_id, version.anchors) for version in versions)
-            yield epoch, newest
+            yield epoch, newest  # the same dictionary each time: copy it to keep it
 
 
 def buffer_size_table(store: BufferStore) -> list[dict[str, Any]]:

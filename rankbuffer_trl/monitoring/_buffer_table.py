@@ -37,7 +37,7 @@ QUERIES = 1000  # in memory at once
 
 @non_fatal(TABLE_FILE)
 def write_table(store: BufferStore, folder: Path) -> None:
-    """Write the table of the buffers into a folder, as [`export_buffers`] does."""
+    """Write the table of the buffers into a folder."""
     (folder / TABLE_FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
     export_buffers(store, folder / TABLE_FILE)
 
@@ -45,14 +45,7 @@ def write_table(store: BufferStore, folder: Path) -> None:
 def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
     """Write all buffers to a Parquet file and return the number of rows.
 
-    The old or the complete new file is there. The export reads every buffer, a thousand queries at a time, so it is
-    meant for the end of a run and for pushes.
-
-    Args:
-        store (`BufferStore`):
-            The store.
-        path (`str` or `PathLike`):
-            The Parquet file. Its folder is made if missing.
+    It reads every buffer, so it is meant for the end of a run and for pushes.
 
     Raises:
         [`StoreError`]: if the file cannot be written.
@@ -74,7 +67,6 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
 
 
 def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
-    """Return the rows of one query's newest buffer."""
     buffer = store.load(query_id)
     if buffer is None:
         return []

@@ -17,38 +17,41 @@ def fill_card(template: Path, data: CardData, **values: Any) -> str:
 
     Args:
         template (`Path`):
-            A Jinja template. It has the filters `code` ([`code`]) and `cell` ([`cell`]).
+            A Jinja template. It has the filters [`code`] and [`cell`].
         data (`CardData`):
             The head of the card.
         values:
             What the template names.
     """
-    environment = Environment(finalize=escaped)
+    environment = Environment(finalize=escaped)  # every value, so that a template cannot forget one
     environment.filters |= {"code": code, "cell": cell}
     text = template.read_text(encoding="utf-8")
     return environment.from_string(text).render(card_data=Markdown(data.to_yaml()), **values)
 
 
 def escaped(value: Any) -> Markdown:
-    """Escape what Markdown and HTML would read in a value. An underscore inside a word is no markup."""
+    """Escape what Markdown and HTML would read in a value."""
     if isinstance(value, Markdown):
         return value
+    # An underscore inside a word is no markup, and names are full of them.
     return Markdown(re.sub(r"[\\`*\[\]<>&~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable_line(value)))
 
 
 def code(value: Any) -> Markdown:
-    """Return a value as a span of code. Its fence is longer than any row of backticks in it."""
+    """Return a value as a span of code."""
     text = printable_line(value)
+    # Longer than any row of backticks in the value, which would end the span.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    # Markdown takes one space off each end, and a backtick there would join the fence.
     padding = " " * (not text or text[0] in "` " or text[-1] in "` ")
     return Markdown(f"{fence}{padding}{text}{padding}{fence}")
 
 
 def cell(text: str) -> Markdown:
-    """Return Markdown for a cell of a table, which a vertical bar would end even in code."""
-    return Markdown(escaped(text).replace("|", "\\|"))
+    """Return Markdown for a cell of a table."""
+    return Markdown(escaped(text).replace("|", "\\|"))  # a vertical bar would end the cell, even in code
 
 
 def printable_line(value: Any) -> str:
-    """Return a value as text without line breaks and characters that cannot be printed."""
+    # A line break would begin a heading, or a key of the card's head.
     return " ".join("".join(each if each.isprintable() else " " for each in str(value)).split())

@@ -10,6 +10,7 @@ from ..ranking import INSERTION_BINS, insertion_bin
 from ..rewards._method import GroupScore
 
 PLACEMENT = ("position", "tier")
+# Tokens are those of parsed calls, as in the paper; `spent_tokens` are those of all attempts.
 SUMS = ("calls", "failures", "attempts", "prompt_tokens", "cached_tokens", "completion_tokens", "spent_tokens")
 
 
@@ -23,30 +24,22 @@ def step_metrics(
 ) -> dict[str, float]:
     """Return the metrics of one generation step, by name.
 
-    `buffer/*` are means per query over the groups of the step, after their update, and missing if none has a buffer.
-    An evaluation updates nothing, so there they are of the buffers before.
-    `insert/*` is the histogram of insertion positions, as shares: `below` and `above` all anchors, and the quarters of
-    the intervals between them. It is missing if nothing was inserted. `judge/*` are sums over the step.
-    `rollouts/distinct` is the share of the answers that differ from all others before them in their group.
-    Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
-    `judge/seconds` is the time that the trainer waited for the judge, and `judge/hidden` the share of the judgments
-    that had ended before it waited.
+    `buffer/*` are means per query over the groups of the step, and missing if none has a buffer. `insert/*` is the
+    histogram of insertion positions, as shares: `below` and `above` all anchors, and the quarters of the intervals
+    between them. It is missing if nothing was inserted. `judge/*` are sums over the step.
 
     Args:
-        groups (`Sequence[RolloutGroup]`):
-            The groups of the step.
-        scores (`Sequence[GroupScore]`):
-            Their scores.
         calls (`Sequence[Call]`):
             Every judgment that was asked for.
         seconds (`float`, *optional*, defaults to `0.0`):
-            Wall time that the trainer waited.
+            Wall time that the trainer waited for the judge.
         hidden (`float`, *optional*, defaults to `0.0`):
-            Share of `calls`, in 0..1, that had ended before.
+            Share of `calls`, in 0..1, that had ended before it waited.
         update (`bool`, *optional*, defaults to `True`):
             Whether the buffers are updated, as in training.
     """
     totals = Totals.of(calls)
+    # After their update; an evaluation updates nothing.
     buffers = [buffer for score in scores if (buffer := score.after if update else score.before)]
     sources = Counter(anchor.source for buffer in buffers for anchor in buffer.anchors)
     bins = Counter(
@@ -57,6 +50,7 @@ def step_metrics(
     )
     rewards = [reward for score in scores for reward in score.rewards]
     answers = [[rollout.text for rollout in group.answered] for group in groups]
+    # Answers that differ from those before them in their group, and all.
     distinct = sum(len(set(texts)) for texts in answers), sum(map(len, answers))
     sums = {"size": sources.total(), **{source: sources[source] for source in SOURCES}} if buffers else {}
     return {
@@ -74,21 +68,17 @@ def step_metrics(
 
 
 def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:
-    """Return the columns that TRL's table of completions gets, one value per rollout of all groups in order.
-
-    `position` is the insertion position in 0..K, and `None` where there was no coarse ranking. `tier` is the place in
-    the group's order, from 0 for the worst; rollouts that tie share a tier, and one outside the order has `None`.
-    """
+    """Return the columns that TRL's table of completions gets, one value per rollout of all groups in order."""
     columns: dict[str, list] = {name: [] for name in PLACEMENT}
     for score in scores:
         tiers = {id: tier for tier, ids in enumerate(score.order) for id in ids}
         for id in range(len(score.rewards)):
-            columns["position"].append(score.positions.get(id))
-            columns["tier"].append(tiers.get(id))
+            columns["position"].append(score.positions.get(id))  # 0..K, `None` without a coarse ranking
+            columns["tier"].append(tiers.get(id))  # from 0, the worst; `None` outside the order
     return columns
 
 
 def tied_share(score: GroupScore) -> float:
-    """Return the share of a group's rewards that another rollout of the group has too."""
     counts = Counter(reward for reward in score.rewards if reward is not None)
+    # Of all rewards, also those that are missing.
     return sum(count for count in counts.values() if count > 1) / len(score.rewards)

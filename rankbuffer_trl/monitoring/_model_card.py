@@ -42,42 +42,20 @@ VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts of a run that the card shows and that the store does not hold.
+    """The facts of a run that the card shows and that the store does not hold."""
 
-    Args:
-        settings (`Mapping[str, Any]`):
-            The training arguments by name, in types that JSON has.
-        state (`TrainerState`):
-            Steps and epochs: those that are done, and all.
-        method ([`RewardMethod`]):
-            The reward method with its arguments.
-        queries (`int`):
-            Number of queries of the training set.
-        base_model (`str`):
-            The policy before training: its id on the Hub, or a path.
-        peft (`bool`):
-            Whether the policy is saved as an adapter.
-        tags (`list[str]`):
-            Tags of the model on the Hub.
-        repo_id (`str`, *optional*):
-            The repository on the Hub, if it is known.
-        dataset_name (`str`, *optional*):
-            The data set: its id on the Hub, or a path.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # in types that JSON has
     state: TrainerState
     method: RewardMethod
-    queries: int
-    base_model: str
-    peft: bool
+    queries: int  # of the training set
+    base_model: str  # an id on the Hub, or a path
+    peft: bool  # whether the policy is saved as an adapter
     tags: list[str]
-    repo_id: str | None = None
-    dataset_name: str | None = None
+    repo_id: str | None = None  # if it is known
+    dataset_name: str | None = None  # an id on the Hub, or a path
 
     @classmethod
     def of(cls, trainer: Any, dataset_name: str | None, tags: Sequence[str] = ()) -> "CardFacts":
-        """Take the facts from a [`RankBufferTrainer`]."""
         return cls(
             settings=trainer.args.to_dict(),
             state=trainer.state,
@@ -85,27 +63,18 @@ class CardFacts:
             queries=len(trainer.run_state.plan.queries),
             base_model=trainer.model.config.name_or_path,
             peft=is_peft_model(trainer.model),
-            tags=[*trainer._tag_names, *tags],
+            tags=[*trainer._tag_names, *tags],  # those that TRL's own card has
             repo_id=trainer.hub_model_id,
             dataset_name=dataset_name,
         )
 
 
 def write_model_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
-    """Write `README.md` into `folder`. It reads every buffer, so it is meant for pushes.
-
-    Args:
-        folder (`Path`):
-            The output folder of the run.
-        store (`BufferStore`):
-            The store of the run.
-        facts ([`CardFacts`]):
-            Settings and state of the run.
-    """
+    """Write `README.md` into `folder`. It reads every buffer, so it is meant for pushes."""
     given, state, base, data = facts.settings, facts.state, facts.base_model, facts.dataset_name
-    name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]
+    name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]  # `folder` may be "."
     checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
-    pushed = given["push_to_hub"] and given["save_strategy"] != "no"
+    pushed = given["push_to_hub"] and given["save_strategy"] != "no"  # else the repository has no checkpoint
     card = fill_card(
         MODEL_CARD_TEMPLATE,
         ModelCardData(
@@ -162,7 +131,6 @@ def settings_table(facts: CardFacts) -> list[tuple[str, Markdown]]:
 
 
 def judging(store: BufferStore) -> dict[str, Any]:
-    """Return what the card says of the judge's cost."""
     totals = history.totals(store)
     costs = [
         (epoch, f"{sums.calls:,}", f"{sums.tokens:,}") for epoch, sums in history.totals_by(store, "epoch").items()
@@ -172,7 +140,6 @@ def judging(store: BufferStore) -> dict[str, Any]:
 
 
 def duel_line(duel: DuelResult | None) -> str | None:
-    """Return what the card says of duels between the first and the last epoch, if there were any."""
     if not duel:
         return None
     first, last = duel.epochs
@@ -183,12 +150,11 @@ def duel_line(duel: DuelResult | None) -> str | None:
 
 
 def describe_buffers(store: BufferStore) -> dict[str, Any]:
-    """Return what the card says of the buffers and of progress."""
     growth = buffer_size_table(store)
     since_last = progress.since_last_visit(progress.visits_by_query(store))
     return {
         "buffers": growth,
-        "sources": [source for source in SOURCES if any(row[source] for row in growth)],
+        "sources": [source for source in SOURCES if any(row[source] for row in growth)],  # no method uses all of them
         "compared": [(epoch, str(found)) for epoch, found in since_last.items()],
         "table": TABLE_FILE,
     }
@@ -200,5 +166,5 @@ def on_hub(name: str | None) -> bool:
 
 
 def public(name: str) -> str:
-    """Return a name as it may be published: an id as it is, of a path the last part."""
-    return name if on_hub(name) else Path(name).name
+    """Return a name as it may be published."""
+    return name if on_hub(name) else Path(name).name  # a path names folders of this machine

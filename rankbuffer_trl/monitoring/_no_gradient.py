@@ -20,35 +20,24 @@ BETA = ". What is left is beta, which draws the policy back to its reference"
 
 
 class Pull(NamedTuple):
-    """What a rollout adds to the gradient.
-
-    Args:
-        advantage (`float`):
-            Its advantage.
-        tokens (`int`, *optional*):
-            A hash of the tokens that count. `None` if none counts.
-    """
+    """What a rollout adds to the gradient."""
 
     advantage: float
-    tokens: int | None
+    tokens: int | None  # a hash of the tokens that count; `None` if none counts
 
 
 def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
     """Return the cause why the rollouts of a generation, group by group, have no gradient. `None` if they have one.
 
-    Advantages of equal completions add up, and those of a whole group of equal ones to 0.
-
     Args:
         pulls (`Sequence[Pull]`):
             One per rollout of all processes.
-        G (`int`):
-            Size of a group.
         unscored (`bool`):
             Whether no rollout with an answer has a reward.
     """
     sums: defaultdict[tuple[int, int], float] = defaultdict(float)
     for i, pull in enumerate(pulls):
-        if pull.tokens is not None:
+        if pull.tokens is not None:  # advantages of equal completions add up, those of a whole equal group to 0
             sums[i // G, pull.tokens] += pull.advantage
     if any(abs(total) > ADVANTAGE_TOLERANCE for total in sums.values()):
         return None
@@ -61,28 +50,22 @@ def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
 
 
 class GradientMonitor:
-    """The generations in a row without a gradient, and what was said about them.
-
-    Args:
-        G (`int`):
-            Size of a group.
-        beta (`float`):
-            The weight of the distance to the reference policy, which is a gradient of its own.
-    """
+    """The generations in a row without a gradient, and what was said about them."""
 
     def __init__(self, G: int, beta: float):
         self.G = G
-        self.beta = beta
+        self.beta = beta  # the weight of the distance to the reference policy, a gradient of its own
         self._generations = 0
-        self._said: set[str] = set()
+        self._said: set[str] = set()  # each cause is said once
 
     def check(self, pulls: Sequence[Pull], unscored: bool) -> str | None:
-        """Check the next generation. Return what to warn of, once per cause."""
+        """Check the next generation. Return what to warn of, if anything."""
         cause = no_gradient(pulls, self.G, unscored)
         self._generations = self._generations + 1 if cause else 0
         if cause is None or self._generations < TIED_GENERATIONS or cause in self._said:
             return None
         self._said.add(cause)
+        # Beta acts on the tokens that count, and there are none.
         beta = BETA if self.beta and cause != "masked" else ""
         return (
             f"no rollout of the last {self._generations} generations has a gradient, so the policy learns nothing"

@@ -10,11 +10,10 @@ logger = get_logger(__name__)
 
 @contextmanager
 def non_fatal(what: str) -> Iterator[None]:
-    """Turn a fault of the block, or of the decorated function, into one warning that names `what` and the cause.
+    """Turn a fault of the block, or of the decorated function, into one warning.
 
-    Rewards, buffers, budgets and checkpoints do not belong here: without them, a run has to end. Ctrl-C and
-    `SystemExit` pass. The same warning is given once, however often the fault comes. A decorated function then returns
-    `None`.
+    A decorated function then returns `None`. Rewards, buffers, budgets and checkpoints do not belong here: without
+    them, a run has to end.
 
     Args:
         what (`str`):
@@ -26,6 +25,7 @@ def non_fatal(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # any fault at all; Ctrl-C and `SystemExit` pass
         cause = f"{type(error).__name__}: {error}"
+        # A fault of each step would fill the log.
         logger.warning_once(f"{what} only informs and could not be made, so the run goes on without it: {cause}")

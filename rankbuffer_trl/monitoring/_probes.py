@@ -27,34 +27,36 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
 
     `words` is the number of words. `markup` is 1 if a line begins as a Markdown heading or an item of a list, else 0.
     `repeated` is the share of the 4-grams of words that are repeats. `rubric_words` is the share of the content words
-    of the rubrics that the answer has, by their stems. It is missing if the rubrics have no English words. Rubrics
-    with a negative weight do not count.
+    of the rubrics that the answer has.
     """
+    # A negative weight names what an answer should not have.
     wanted = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
+    # Rubrics without English words have no stems, and no such probe.
     shares = {"rubric_words": len(wanted & stems_of(text)) / len(wanted)} if wanted else {}
     words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
     return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of the 4-grams of words of a text that are repeats; 0 for fewer than four words."""
+    """Return the share of the 4-grams of words of a text that are repeats."""
     return share_of_repeats(ANY_WORD.findall(text.lower()))
 
 
 def share_of_repeats(words: Sequence[str]) -> float:
     grams = set(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return 1 - len(grams) / (len(words) - 3) if grams else 0.0
+    return 1 - len(grams) / (len(words) - 3) if grams else 0.0  # fewer than four words repeat nothing
 
 
 def probe_groups(groups: Sequence[RolloutGroup]) -> list[dict[int, dict[str, float]]]:
-    """Return the probes of the answered rollouts of each group, by the rollout's id. No reward is needed yet."""
+    """Return the probes of the answered rollouts of each group, by the rollout's id."""
+    # No reward is needed, so this runs while the judge works.
     return [{rollout.id: probe(rollout.text, group.query.rubrics) for rollout in group.answered} for group in groups]
 
 
 def probe_metrics(
     probes: Sequence[Mapping[int, Mapping[str, float]]], scores: Sequence[GroupScore]
 ) -> dict[str, float]:
-    """Return the probes of a step, see [`probe_groups`], for the trainer's log, by name. See [`summary`]."""
+    """Return the probes of a step for the trainer's log, by name. See [`probe_groups`] and [`summary`]."""
     probed = [
         [(each, score.rewards[id]) for id, each in of_group.items()]
         for of_group, score in zip(probes, scores, strict=True)
@@ -66,12 +68,13 @@ def summary(groups: Sequence[Probed]) -> dict[str, float]:
     """Return the mean of each probe over all rollouts, and how far the rewards of a group follow it.
 
     `<probe>_with_reward` is Kendall's tau-b of probe and reward in a group: 1 if a larger probe always has the higher
-    reward. It is the mean over the groups in which both differ, and missing if there is none.
+    reward.
     """
     found: dict[str, float] = {}
     for name in PROBE_NAMES:
         columns = [[(values[name], reward) for values, reward in group if name in values] for group in groups]
         values = [value for column in columns for value, _ in column]
+        # Groups in which one side ties all tell nothing.
         taus = [tau for column in columns if (tau := agreement(column)) is not None]
         found |= {name: fmean(values)} if values else {}
         found |= {f"{name}_with_reward": fmean(taus)} if taus else {}

@@ -17,26 +17,18 @@ SUMMARY = "train_runtime"  # the end of each attempt is logged too, and is the n
 
 
 class StepLog(TrainerCallback):
-    """A callback that appends what is logged to `_rankbuffer/metrics.jsonl`: `step`, `time` and the numbers.
-
-    `time` is in seconds since 1970. A number that is not finite is `null`. When a run starts, the lines of steps that
-    it will do again are dropped, and so is a line that a kill cut off. So each step has the lines of one attempt.
-
-    Args:
-        output_dir (`str`):
-            The folder of the run.
-    """
+    """A callback that appends what is logged to `_rankbuffer/metrics.jsonl`: `step`, `time` and the numbers."""
 
     def __init__(self, output_dir: str):
         self.path = Path(output_dir) / METRICS_FILE
 
     @non_fatal(METRICS_FILE.name)
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Drop the lines of steps after the checkpoint; of a run without one, all lines."""
         if state.is_world_process_zero and self.path.is_file():
             lines = self.path.read_text(errors="replace").splitlines()
             done = state.global_step or -1  # an evaluation before the first step has the step 0
             with replacing(self.path) as draft:
+                # Neither lines of steps that the run does again, nor one that a kill cut off.
                 draft.write_text("".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
 
     @non_fatal(METRICS_FILE.name)
@@ -48,22 +40,21 @@ class StepLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs,
     ) -> None:
-        """Append a line. If the disk is full, no part of it stays."""
         if not state.is_world_process_zero or not logs or SUMMARY in logs:
             return
+        # JSON has no NaN and no infinity.
         numbers = {key: None if type(it) is float and not math.isfinite(it) else it for key, it in logs.items()}
-        line = {"step": state.global_step, "time": round(time.time(), 3), **numbers}
+        line = {"step": state.global_step, "time": round(time.time(), 3), **numbers}  # seconds since 1970
         content = json.dumps(line, default=str).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab", buffering=0) as file:
-            if (written := file.write(content)) < len(content):
+            if (written := file.write(content)) < len(content):  # the disk is full: no part of the line stays
                 os.ftruncate(file.fileno(), file.tell() - written)
                 raise OSError(f"no room for a line in {self.path}")
 
 
 def step_of(line: str) -> int:
-    """Return the step of a line; -1 if it is not a whole line of this log."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):  # the fourth is of 1e400
-        return -1
+        return -1  # not a whole line of this log

@@ -39,26 +39,13 @@ Z = 1.96  # 95 %
 
 @dataclass(frozen=True, slots=True)  # a report holds all visits of a run
 class Visit:
-    """One visit of a query: where its rollouts were placed among the anchors of the buffer before the visit.
-
-    Args:
-        query_id (`str`):
-            The query.
-        step (`int`):
-            The trainer's step, from 0.
-        epoch (`int`):
-            The epoch, from 0.
-        above (`Mapping[str, int]`):
-            Number of rollouts that were placed above an anchor, by the anchor's id, from the worst anchor to the best.
-        placed (`int`):
-            Number of rollouts that were placed.
-    """
+    """One visit of a query: where its rollouts were placed among the anchors of the buffer before the visit."""
 
     query_id: str
     step: int
     epoch: int
-    above: Mapping[str, int]
-    placed: int
+    above: Mapping[str, int]  # rollouts above an anchor, by the anchor's id, from the worst anchor to the best
+    placed: int  # rollouts
 
 
 @dataclass(frozen=True)
@@ -69,11 +56,9 @@ class Comparison:
         queries (`int`):
             Number of queries that were compared.
         probability (`float`, *optional*):
-            The probability in 0..1; 0.5 is no change. `None` if the placements do not tell; `reason` says why.
-        low (`float`, *optional*):
-            Lower end of the 95 % interval.
-        high (`float`, *optional*):
-            Upper end of the 95 % interval.
+            In 0..1; 0.5 is no change. `None` if the placements do not tell.
+        low, high (`float`, *optional*):
+            Ends of the 95 % interval.
         reason (`str`, *optional*):
             Why there is no probability.
     """
@@ -98,11 +83,7 @@ def percent(share: float) -> str:
 
 
 def compare_visits(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
-    """Compare the later visit of each pair with the earlier one, over the anchors that both share.
-
-    Args:
-        pairs (`Iterable[tuple[Visit, Visit]]`):
-            One pair per query: an earlier visit and a later one.
+    """Compare the later visit of each pair with the earlier one, over the anchors that both share. One pair per query.
 
     Example:
 
@@ -117,7 +98,7 @@ def compare_visits(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     gains, losses = [], []
     for earlier, later in pairs:
         gain, loss = weigh(earlier, later)
-        if gain or loss:
+        if gain or loss:  # else no shared anchor has rollouts on both sides
             gains.append(gain)
             losses.append(loss)
     n = len(gains)
@@ -129,20 +110,23 @@ def compare_visits(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
         return Comparison(n, reason=reason)
     gained, lost = math.fsum(gains), math.fsum(losses)
     log_odds = math.log(gained / lost)
+    # Clustered by query: the anchors of one are not independent.
     variance = math.fsum((gain / gained - loss / lost) ** 2 for gain, loss in zip(gains, losses, strict=True))
-    error = Z * math.sqrt(variance * n / (n - 1))
+    error = Z * math.sqrt(variance * n / (n - 1))  # n / (n - 1), as for any variance from a sample
     p = preference(log_odds)
     low, high = preference(log_odds - error), preference(log_odds + error)
     return Comparison(n, p, max(min(low, p - FLOOR), 0.0), min(max(high, p + FLOOR), 1.0))
 
 
 def weigh(earlier: Visit, later: Visit) -> tuple[float, float]:
-    """Return the weight of the pairs in which the later rollout is above a shared anchor and the earlier one below.
+    """Return the sums of Mantel and Haenszel for one query.
 
-    The second value is the weight of the opposite pairs. Both are the sums of Mantel and Haenszel for one query.
+    The first counts pairs in which the later rollout is above a shared anchor and the earlier one below, the second
+    the opposite.
     """
     gain = loss = 0.0
     total = max(later.placed + earlier.placed, 1)  # no rollout was placed where all judgments failed
+    # One that the earlier group added is not in both. It was often judged too high.
     for anchor in earlier.above.keys() & later.above.keys():
         up, up_before = later.above[anchor], earlier.above[anchor]
         down, down_before = later.placed - up, earlier.placed - up_before
@@ -167,25 +151,20 @@ def preference(log_odds: float) -> float:
 
 
 def visits_by_query(store: Readable) -> dict[str, list[Visit]]:
-    """Return the visits whose placements can be compared, of each query in their order.
-
-    There are none if the judge saw the order of the anchors but not their texts. Such a judge has compared nothing.
-    """
+    """Return the visits whose placements can be compared, of each query in their order."""
+    # A judge that saw the order of the anchors but not their texts has compared nothing.
     return {} if history.has_calls(store, "order_only") else placements(store)
 
 
 def placements(store: Readable, query_id: str | None = None) -> dict[str, list[Visit]]:
     """Return all visits of each query in their order, each with the anchors that its group was placed among.
 
-    One query is read after the other, so that the rows of a long run are never in memory together.
-
     Args:
-        store (`Readable`):
-            The store of a run.
         query_id (`str`, *optional*):
             The query to read alone.
     """
     found: dict[str, list[Visit]] = {}
+    # One by one: the rows of a long run fill the memory.
     for id in history.query_ids(store) if query_id is None else [query_id]:
         anchors = history.initial_anchors(store, query_id=id).get(id, [])
         versions = {version.step: version.anchors for version in history.buffers(store, query_id=id)}
@@ -194,6 +173,7 @@ def placements(store: Readable, query_id: str | None = None) -> dict[str, list[V
             # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
             known = anchors if len(anchors) == group.k else []
             positions = group.positions.values()
+            # Each id stands in many visits.
             above = {intern(anchor): sum(position > k for position in positions) for k, anchor in enumerate(known)}
             visits.append(Visit(id, group.step, group.epoch, above, len(positions)))
             if (version := versions.get(group.step)) is not None:
@@ -202,27 +182,19 @@ def placements(store: Readable, query_id: str | None = None) -> dict[str, list[V
 
 
 def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparison]:
-    """Compare the visits of each epoch with the previous visits of the same queries.
-
-    Args:
-        found (`Mapping[str, Sequence[Visit]]`):
-            The visits of each query in their order, see [`visits`].
-
-    Returns:
-        `dict[int, Comparison]`: by epoch of the later visit. The first epoch has nothing to be compared with.
-    """
+    """Compare the visits of each epoch with the previous visits of the same queries, by epoch of the later visit."""
     pairs = defaultdict(list)
     for each in found.values():
-        for earlier, later in pairwise(each):
+        for earlier, later in pairwise(each):  # one step alone: odds ratios of several must not be multiplied
             pairs[later.epoch].append((earlier, later))
     return {epoch: compare_visits(pairs[epoch]) for epoch in sorted(pairs)}
 
 
 @dataclass
 class OpenWindow:
-    """The window that a run is in: what [`newest_window`] has read, so that a step reads only what is new."""
+    """The window that a run is in: what [`newest_window`] has read."""
 
-    step: int = -1
+    step: int = -1  # the newest that was read
     epoch: int = 0
     query_ids: list[str] = field(default_factory=list)
     visits: int = 0  # of this epoch so far
@@ -233,8 +205,6 @@ def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> C
     """Return the comparison of the window that ends with the newest step, for the log of a run.
 
     Args:
-        store (`Readable`):
-            The store of the run.
         window (`OpenWindow`):
             What was read before, which this function brings up to date.
         least (`int`, *optional*, defaults to 100):
@@ -243,8 +213,9 @@ def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> C
     Returns:
         `Comparison`, *optional*: `None` inside a window, and in the first epoch.
     """
+    # Only what is new, since this runs at each step.
     for step, epoch, query_id in history.visited_after(store, window.step):
-        if epoch != window.epoch:
+        if epoch != window.epoch:  # a window over two epochs could have two visits of a query
             window.query_ids, window.visits, window.visits_before = [], 0, window.visits
         elif step != window.step and len(window.query_ids) >= min(least, window.visits_before):
             window.query_ids = []
@@ -264,15 +235,11 @@ def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> C
 
 
 def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]:
-    """Cut (step, item) pairs into windows of whole steps with at least `least` items; the last window may have fewer.
-
-    Returns:
-        `list[tuple[int, list]]`: the last step and the items of each window.
-    """
+    """Cut (step, item) pairs into windows of whole steps with at least `least` items, each by its last step."""
     windows: list[tuple[int, list[T]]] = []
     for step, group in groupby(sorted(items, key=itemgetter(0)), key=itemgetter(0)):
         here = [item for _, item in group]
-        if windows and len(windows[-1][1]) < least:
+        if windows and len(windows[-1][1]) < least:  # so the last window may have fewer
             here = windows.pop()[1] + here
         windows.append((step, here))
     return windows
@@ -290,7 +257,7 @@ class DuelResult:
 
 
 def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
-    """Return the result of the duels of a run, `None` if there is none, or if it is of another run.
+    """Return the result of the duels of a run, `None` if there is none.
 
     Raises:
         [`StoreError`]: if the file of the result is damaged.
@@ -302,4 +269,4 @@ def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
         found = read_json(file, DuelResult)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
-    return found if found.run == history.run_id(store) else None
+    return found if found.run == history.run_id(store) else None  # a new run in the folder has had no duels
