@@ -23,7 +23,7 @@ def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
     visits: list[dict[str, Any]] = []
     buffer = [AnchorRow(id, "initial", 0, 0) for id in initial]
     for group in history.groups(store, query_id=query_id):
-        before = buffer if group.k else []
+        before = buffer if group.k else []  # `k` is 0 where there was no buffer yet
         buffer = versions.get(group.step, before)
         visits.append(
             {
@@ -47,20 +47,7 @@ def query_pages(
     limit: int = 4000,
     ids: Iterable[str] | None = None,
 ) -> Iterator[tuple[dict, dict]]:
-    """Yield index entry and page of each query, both ready for JSON. Of many visits, keep the first and the last ones.
-
-    Args:
-        store (`BufferStore`):
-            The store of the run.
-        queries (`QueryTable`, *optional*):
-            The data set, for prompts and rubrics.
-        quality (`Callable[[str, str], float]`, *optional*):
-            A measure `quality(query_id, text)` to show next to each response.
-        limit (`int`, *optional*, defaults to `4000`):
-            Number of characters of a response that are kept.
-        ids (`Iterable[str]`, *optional*):
-            The queries. Default: all, in the order of their first visits.
-    """
+    """Yield index entry and page of each query, both ready for JSON, with at most `limit` characters of a response."""
     for id in history.query_ids(store) if ids is None else ids:
         query = queries[id] if queries is not None and id in queries else None
         visits, responses = visits_of(store, id), history.responses(store, id)
@@ -72,6 +59,7 @@ def query_pages(
         index["widest"] = max(range(len(visits)), key=lambda number: (spreads[number], number))
         steps = {visit["step"] for visit in visits}
         anchors = {anchor["id"] for visit in visits for anchor in (*visit["before"], *visit["after"])}
+        # Texts that no visit shows would only make the page larger.
         responses = [each for each in responses if each.initial or each.step in steps or each.id in anchors]
         page: dict[str, Any] = {
             "prompt": query.text if query else None,

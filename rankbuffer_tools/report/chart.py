@@ -43,26 +43,13 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with the numbers behind it.
+    """A picture with the numbers behind it."""
 
-    Args:
-        name (`str`):
-            Name of its files, without suffix.
-        title (`str`):
-            What it shows.
-        caption (`str`):
-            How to read it.
-        figure (`Figure`):
-            The picture.
-        table (`list[dict]`):
-            The numbers.
-    """
-
-    name: str
+    name: str  # of its files, without suffix
     title: str
-    caption: str
+    caption: str  # how to read it
     figure: Figure
-    table: Sequence[Row]
+    table: Sequence[Row]  # the numbers
 
     def png(self) -> bytes:
         """Return the picture on white, for documents."""
@@ -72,15 +59,15 @@ class Chart:
         return file.getvalue()
 
     def svg(self, salt: str = "") -> str:
-        """Return the picture for the page: without background, ink and lines in the colours of the page's theme.
-
-        Two pictures with different `salt` share no id, so that one page can hold both.
-        """
+        """Return the picture for the page: without background, ink and lines in the colours of the page's theme."""
         file = io.StringIO()
+        # Ids differ by `salt`, so that one page holds all pictures.
         with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"{self.name} {salt}"}):
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         svg = file.getvalue()[file.getvalue().index("<svg") :]
+        # Inline, its style would hold for the whole page.
         svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+        # The page sets the size.
         svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2).replace('<g id="', '<g data-part="')
         return svg.replace(INK, "currentColor").replace(LINE, "var(--line)")
 
@@ -94,9 +81,9 @@ class Chart:
 
 
 def save(path: Path, content: bytes) -> None:
-    """Write a file whole, so that no reader sees a part of it. Make its folder if it is missing."""
+    """Write a file whole. Make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
+    with replacing(path) as draft:  # no reader sees a part of it
         draft.write_bytes(content)
 
 
@@ -106,24 +93,23 @@ def window(table: Sequence[Row]) -> int:
 
 
 def column(table: Sequence[Row], name: str) -> list[float]:
-    """Return one column to draw, with `nan` where there is no value, which leaves a gap in a line.
-
-    Of a table with more than `POINTS` rows it returns the means of windows of rows.
-    """
+    """Return one column to draw: means of windows of rows if these are more than `POINTS`."""
     size, values = window(table), [row[name] for row in table]
     windows = ([each for each in values[i : i + size] if each is not None] for i in range(0, len(values), size))
+    # NaN leaves a gap in a line.
     return [fmean(known) if len(known) > 1 else known[0] if known else float("nan") for known in windows]
 
 
 def clean(text: str) -> str:
-    """Replace what UTF-8, HTML or a font cannot hold: lone surrogates and control characters."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(c if c.isprintable() else " " for c in text)
+    """Replace what UTF-8, HTML or a font cannot hold."""
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
+    return "".join(c if c.isprintable() else " " for c in text)  # control characters
 
 
 def plain(text: str) -> str:
-    """Escape `text` for matplotlib, which reads `$...$` as a formula and hides labels that start with `_`."""
+    """Escape `text` for matplotlib."""
     text = clean(text)
+    # It hides labels that start with `_`, and reads `$...$` as a formula.
     return ("\u200b" + text if text.startswith("_") else text).replace("$", r"\$")
 
 

@@ -85,6 +85,7 @@ def reward_chart(table: Sequence[Row], flat: bool = False) -> Chart:
         ("unscored", RED, "without a reward"),
         ("empty", GREY, "without an answer"),
     ):
+        # Else the axis hides half of a line at 0.
         bottom.plot(steps, column(table, name), color=colour, label=label, clip_on=False)
     bottom.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, None))
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
@@ -105,7 +106,7 @@ def cost_chart(
 ) -> Chart:
     """Draw a cost by step, stacked from its parts (column, label), and its sum so far."""
     figure, (top, bottom) = panels(2, sharex=True)
-    costs = [sum(row[key] for key, _ in parts) for row in table]
+    costs = [sum(row[key] for key, _ in parts) for row in table]  # of all rows, since a curve may draw means
     steps = column(table, "step")
     low = [0.0] * len(steps)
     for (key, label), colour in zip(parts, (BLUE, "#a9c6da", GOLD), strict=False):
@@ -123,7 +124,7 @@ def cost_chart(
 
 
 def judge_charts(table: Sequence[Row]) -> list[Chart]:
-    """Draw calls, tokens and seconds. Seconds are wall time if the log has all steps, else the sum over requests."""
+    """Draw calls, tokens and seconds."""
     tokens = [row | {"new_tokens": row["prompt_tokens"] - row["cached_tokens"]} for row in table]
     parts = [("new_tokens", "prompt"), ("cached_tokens", "prompt, cached"), ("completion_tokens", "completion")]
     paper = "Only parsed answers are counted, as in the paper."
@@ -132,7 +133,7 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
         cost_chart("judge_tokens", "Judge: tokens", paper, "tokens", tokens, parts),
     ]
     title, caption, key = "Judge: seconds", "Time spent waiting for the judge.", "seconds"
-    if any(row[key] is None for row in table):
+    if any(row[key] is None for row in table):  # wall time needs a log of all steps
         title, key = "Judge: seconds of requests", "request_seconds"
         caption = (
             "Many requests run at the same time. The CSV file has the wall time of the steps in the trainer's log."
@@ -145,6 +146,7 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
 def failure_chart(table: Sequence[Row]) -> Chart:
     """Draw the judgments that failed and the requests that were repeats."""
     figure, (axes,) = panels()
+    # Each call or failure takes one request.
     table = [row | {"repeats": row["attempts"] - row["calls"] - row["failures"]} for row in table]
     steps, failures, repeats = (column(table, name) for name in ("step", "failures", "repeats"))
     axes.bar(steps, failures, width=window(table), color=RED, label="judgments that failed after all attempts")
@@ -180,6 +182,7 @@ def composition_chart(table: Sequence[Row]) -> Chart:
     """Draw the sources along the quality scale at the end of some epochs (figure "Dynamic buffer evolution", b)."""
     epochs = sorted({row["epoch"] for row in table})
     last = len(epochs) - 1
+    # Evenly spread, with the first and the last.
     shown = sorted({epochs[round(i * last / (PANELS - 1))] for i in range(PANELS)})
     columns = min(len(shown), 3)
     rows = -(-len(shown) // columns)
@@ -209,7 +212,7 @@ def composition_chart(table: Sequence[Row]) -> Chart:
 def insertion_chart(table: Sequence[Row]) -> Chart:
     """Draw where rollouts are placed among the anchors."""
     figure, (axes,) = panels()
-    placed = [row for row in table if row["placed"]]
+    placed = [row for row in table if row["placed"]]  # a step without a placement has no shares
     steps = column(placed, "step")
     low = [0.0] * len(steps)
     for name, colour in zip(INSERTION_BINS, INSERTION_COLOURS, strict=True):
@@ -382,8 +385,8 @@ def rise_chart(table: Sequence[Row]) -> Chart:
     """Draw who rises and who does not: a row per query, a column per visit."""
     figure, (axes,) = panels()
     visits = [name for name in table[0] if name != "query"]
-    size = -(-len(visits) // PLACES)
-    columns = [column(table, name) for name in visits[size - 1 :: size]]
+    size = -(-len(visits) // PLACES)  # visits that one column stands for
+    columns = [column(table, name) for name in visits[size - 1 :: size]]  # the last visit of each column
     ends = (size - size / 2, size * len(columns) + size / 2, 0, len(table))
     colours = LinearSegmentedColormap.from_list("rise", (RED, "#e6e8eb", BLUE))
     drawn = list(zip(*columns, strict=True))
@@ -392,7 +395,7 @@ def rise_chart(table: Sequence[Row]) -> Chart:
     )
     axes.grid(False)
     axes.set(xlabel="visit of a query, from 0", ylabel="queries, the lowest first")
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):  # a colour bar makes axes of its own
         figure.colorbar(image, format=PercentFormatter(1))
     caption = (
         "How often the judge prefers a later visit of a query to its first one: blue has risen, red has fallen. Both"
@@ -434,7 +437,7 @@ def probe_chart(table: Sequence[Row]) -> Chart:
         right.axhline(0, color=GREY, linewidth=1)
         if f"{name}_with_reward" in table[0]:
             right.plot(column(table, "step"), column(table, f"{name}_with_reward"), ".", color=ORANGE, markersize=4)
-        right.set(ylim=(-1.05, 1.05))
+        right.set(ylim=(-1.05, 1.05))  # the range of tau-b, with room for the dots
     axes[1].set_title("tau-b with the reward", fontsize=9, loc="left")
     axes[-2].set_xlabel("training step")
     caption = (
@@ -445,10 +448,7 @@ def probe_chart(table: Sequence[Row]) -> Chart:
 
 
 def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: ()) -> list[Chart]:
-    """Draw every chart that a run has data for. A method without a buffer has no buffer charts.
-
-    `rubrics` tells those of a query.
-    """
+    """Draw every chart that a run has data for. `rubrics` tells those of a query."""
     charts, store, log = [], run.store, run.log
     rows = gain_table(run.visits)
     if any(row["probability"] is not None for row in rows):
@@ -456,15 +456,15 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
     if rises := rise_table(run.visits):
         charts.append(rise_chart(rises))
     reach = reach_table(run.visits)
-    if len({row["epoch"] for row in reach}) > 1:
+    if len({row["epoch"] for row in reach}) > 1:  # one epoch shows no progress
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
         charts.append(reach_chart(reach, best))
     rewards = run.tables.rewards
     means = [row["mean"] for row in rewards if row["mean"] is not None]
     flat = len(means) < 2 or stdev(means) < FLAT
-    if not flat:
+    if not flat:  # the mean of ranks is the same at every step
         charts.append(reward_chart(rewards))
-    if growth := run.growth:
+    if growth := run.growth:  # a method without a buffer has none
         compositions, changes = tables.composition_table(store), run.tables.maintenance
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
     insertions = run.tables.insertions
@@ -472,7 +472,7 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
         charts += [insertion_chart(insertions), occupancy_chart(run.tables.occupancy)]
     if judge := tables.judge_table(store, log):
         charts += judge_charts(judge)
-        if any(row["attempts"] > row["calls"] for row in judge):
+        if any(row["attempts"] > row["calls"] for row in judge):  # else nothing failed or was repeated
             charts.append(failure_chart(judge))
     if probes := tables.probe_table(store, rubrics, log):
         charts.append(probe_chart(probes))

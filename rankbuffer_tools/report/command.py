@@ -54,7 +54,7 @@ def main() -> None:
     arguments = make_parser().parse_args()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    output = arguments.output or report_folder(arguments.run_dir[0])
+    output = arguments.output or report_folder(arguments.run_dir[0])  # next to the run, where no upload looks
     try:
         check_at_least(arguments, text_limit=0, browser_mb=0)
         queries = None

@@ -35,40 +35,21 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class RunSection:
-    """The part of the page that shows one run.
-
-    Args:
-        name (`str`):
-            Name of the run.
-        headlines (`Mapping[str, str]`):
-            Label and value of the numbers at the top of the section.
-        summary (`Mapping[str, str]`):
-            Its row in the table of runs, by heading.
-        facts (`Mapping[str, str]`):
-            The rows of the table that describes the run.
-        charts (`Sequence[Chart]`):
-            Its charts.
-        kinds (`Sequence[dict]`):
-            Its judgments by kind.
-        index (`dict`):
-            What the buffer browser loads first, see [`browser_index`].
-        pages (`Sequence[str]`):
-            The queries of the buffer browser, packed one by one.
-    """
+    """The part of the page that shows one run."""
 
     name: str
-    headlines: Mapping[str, str]
-    summary: Mapping[str, str]
-    facts: Mapping[str, str]
+    headlines: Mapping[str, str]  # label and value, at the top of the section
+    summary: Mapping[str, str]  # its row in the table of runs, by heading
+    facts: Mapping[str, str]  # the rows of the table that describes it
     charts: Sequence[Chart]
-    kinds: Sequence[Row]
-    index: dict
-    pages: Sequence[str]
+    kinds: Sequence[Row]  # its judgments by kind
+    index: dict  # what the buffer browser loads first, see `browser_index`
+    pages: Sequence[str]  # queries, packed one by one: the browser opens one at a time
 
 
 def pack(value: object) -> str:
-    """Return `value` as JSON, deflated, in base64. The JSON is ASCII, so that a lone surrogate does no harm."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """Return `value` as JSON, deflated, in base64."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII, so that a lone surrogate does no harm
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
@@ -93,20 +74,12 @@ def browser_index(name: str, queries: Sequence[dict], of: int, measure: str | No
 
 
 def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantages: dict, step: int, made: str) -> str:
-    """Return the page.
+    """Return the page, which opens with the first run. `made` says when it was made, and from what.
 
     Args:
-        sections (`Sequence[RunSection]`):
-            The runs; the page opens with the first.
-        comparison (`Sequence[Chart]`):
-            Charts over all runs.
         advantages (`dict`):
             What the script draws as advantages at a step. `reach` is the end of the axis. `runs` is a list with the
             `name`, the `colour` and the `steps` of each run.
-        step (`int`):
-            The step whose advantages are shown first.
-        made (`str`):
-            A line that says when the page was made, and from what.
     """
     style, script = read("page.css"), read("page.js") + read("browser.js")
     data = [data_block("advantages-data", [pack(advantages)])]
@@ -119,7 +92,7 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
         title=escape(names[0] if len(names) == 1 else f"{len(names)} runs"),
         made=escape(made),
         style=style,
-        style_hash=content_hash(style),
+        style_hash=content_hash(style),  # the content policy allows what has these hashes, and no more
         script=script,
         script_hash=content_hash(script),
         one_run=" hidden" if len(names) == 1 else "",
@@ -146,7 +119,8 @@ def escape(text: str) -> str:
 
 
 def data_block(id: str, lines: Iterable[str]) -> str:
-    """Return an element that holds packed data, one value a line, and that a browser does not run."""
+    """Return an element that holds packed data, one value a line."""
+    # A type that no browser runs.
     return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
 
 

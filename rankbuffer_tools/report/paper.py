@@ -45,7 +45,7 @@ def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
             raise SettingsError(f"{path}: {error}. Name the output_dir of an evaluation") from None
         if missing := {"judge", "limit", "models", "policies"} - found[path].keys():
             raise SettingsError(f"{path} is not the results.json of an evaluation: it has no {min(missing)!r}")
-    for key in ("judge", "limit"):
+    for key in ("judge", "limit"):  # scores of another judge or limit mean something else
         values = {results[key]: f"{results[key]} in {path}" for path, results in found.items()}
         if len(values) > 1:
             raise SettingsError(f"one table cannot compare evaluations of another {key}: {', '.join(values.values())}")
@@ -58,6 +58,7 @@ def row_of(run: Mapping[str, Any]) -> str | None:
     for row, recipe in paper_recipes().items():
         same = all((recipe.get(key) or None) == (config.get(key) or None) for key in OBJECTIVE)
         if same and recipe["method"] == run.get("method"):
+            # With the defaults that a recipe leaves out.
             method = load_method(recipe["method"], recipe.get("method_args", {}), config.get("seed", 0))
             if asdict(method) == run.get("method_args"):
                 return row
@@ -80,6 +81,7 @@ def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[
             model, at = policy["model"], (policy["run"], policy["step"])
             metrics = results["models"][label].items()
             found = {name: each["metrics"][each["headline"]]["value"] for name, each in metrics}
+            # A model that no run trained, and from which one began.
             base = policy["run"] is None and Path(model).name in started
             known |= base or at in scores_of
             if at not in scores_of:
@@ -119,6 +121,7 @@ def beside_the_paper(rows: Sequence[Row]) -> list[Row]:
         table += same
         if len(same) > 1:
             columns = {name: [row[name] for row in same] for name in HEADS}
+            # A mean over some runs would not be that of the row.
             means = {name: None if None in values else fmean(values) for name, values in columns.items()}
             table.append({"method": method, "from": f"mean of {len(same)}", **means})
         if method in printed:
@@ -147,16 +150,14 @@ def markdown(table: Sequence[Row], notes: Sequence[str]) -> str:
 
 
 def marks(rows: Sequence[Row], spec: Mapping[str, Any]) -> dict[tuple[int, str], str]:
-    """Return how the best numbers of a block are written, by row and column: those of ours and of the paper apart.
-
-    Where several runs have a mean, the mean is compared. The worst number of a block has no mark.
-    """
+    """Return how the best numbers of a block are written, by row and column: those of ours and of the paper apart."""
     found: dict[tuple[int, str], str] = {}
     for theirs in (False, True):
         side = {row["method"]: i for i, row in enumerate(rows) if (row["from"] == PAPER) == theirs}  # a mean is last
         for name in spec.get("marked", ()):
+            # As printed, so that equal cells have equal marks.
             values = {i: round(rows[i][name], 2) for i in side.values() if rows[i][name] is not None}
-            best = sorted(set(values.values()), reverse=True)[: len(values) - 1]
+            best = sorted(set(values.values()), reverse=True)[: len(values) - 1]  # the worst of a block has no mark
             for value, mark in zip(best, spec["marks"], strict=False):
                 found |= {(i, name): MARKS[mark] for i in values if values[i] == value}
     return found

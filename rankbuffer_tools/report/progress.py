@@ -20,16 +20,16 @@ def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
 def rise_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     """Return, by query, how often the judge prefers each later visit to the first: 0.5 is no change.
 
-    It is the share of the pairs that [`weigh`] counts, and `None` where the visits share no anchor that tells. The
-    query that ended lowest comes first. A query with one visit is left out.
+    It is the share of the pairs that [`weigh`] counts, and `None` where the visits share no anchor that tells.
     """
     most, rows = max(map(len, found.values()), default=0), []
     for query_id, (first, *later) in found.items():
         pairs = [weigh(first, visit) for visit in later]
         shares = [gain / (gain + loss) if gain + loss else None for gain, loss in pairs]
         shares += [None] * (most - 1 - len(shares))
-        if any(share is not None for share in shares):
+        if any(share is not None for share in shares):  # not so for a query with one visit
             rows.append({"query": query_id} | {f"visit_{number}": share for number, share in enumerate(shares, 1)})
+    # The query that ended lowest comes first.
     return sorted(rows, key=lambda row: [share for share in list(row.values())[1:] if share is not None][-1])
 
 
@@ -39,26 +39,15 @@ def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
 
 
 def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict[int, Comparison]:
-    """Compare as [`since_last_visit`] does, in windows of whole steps with at least `least` queries.
-
-    Args:
-        found (`Mapping[str, Sequence[Visit]]`):
-            The visits of each query in their order, see [`visits`].
-        least (`int`, *optional*, defaults to 100):
-            Number of queries in a window, at least. A window ends with its epoch. What is left at the end of an epoch
-            joins the window before it.
-
-    Returns:
-        `dict[int, Comparison]`: by the last step of a window.
-    """
+    """Compare as [`since_last_visit`] does, in windows of at least `least` queries, by the last step of each."""
     by_epoch: dict[int, list[tuple[int, tuple[Visit, Visit]]]] = defaultdict(list)
     for each in found.values():
         for earlier, later in pairwise(each):
             by_epoch[later.epoch].append((later.step, (earlier, later)))
     compared: dict[int, Comparison] = {}
-    for _, pairs in sorted(by_epoch.items()):
+    for _, pairs in sorted(by_epoch.items()):  # a window ends with its epoch
         windows: list[tuple[int, list[tuple[Visit, Visit]]]] = cut(pairs, least)
-        if len(windows) > 1 and len(windows[-1][1]) < least:
+        if len(windows) > 1 and len(windows[-1][1]) < least:  # the rest of an epoch joins the window before it
             (_, full), (step, rest) = windows[-2:]
             windows[-2:] = [(step, full + rest)]
         compared |= {step: compare_visits(window) for step, window in windows}
@@ -67,41 +56,26 @@ def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict
 
 @dataclass(frozen=True)
 class Share:
-    """The share of an epoch's rollouts that were placed above an initial anchor.
-
-    Args:
-        epoch (`int`):
-            The epoch, from 0.
-        anchor (`str`):
-            The initial anchor's id, `initial-<i>`; a higher `i` is a better response of the data set.
-        queries (`int`):
-            Number of queries, the same in every epoch.
-        share (`float`):
-            The share in 0..1.
-        low (`float`):
-            Lower end of the 95 % interval over queries.
-        high (`float`):
-            Upper end of the 95 % interval over queries.
-    """
+    """The share of an epoch's rollouts that were placed above an initial anchor."""
 
     epoch: int
-    anchor: str
-    queries: int
-    share: float
-    low: float
+    anchor: str  # `initial-<i>`; a higher `i` is a better response of the data set
+    queries: int  # the same in every epoch
+    share: float  # in 0..1
+    low: float  # a 95 % interval over queries
     high: float
 
 
 def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
     """Return the share of rollouts above each initial anchor, by epoch and over the same queries.
 
-    A query counts for an anchor if each epoch has a visit of the query at which the anchor was in its buffer. Epochs
-    that are not complete for half of the queries are left out, such as the one in which a run stands.
+    A query counts for an anchor if each epoch has a visit of the query at which the anchor was in its buffer.
     """
     counts: dict[int, int] = defaultdict(int)
     for each in found.values():
         for epoch in {visit.epoch for visit in each}:
             counts[epoch] += 1
+    # Without the epoch in which a run stands.
     epochs = [epoch for epoch in sorted(counts) if 2 * counts[epoch] >= max(counts.values())]
     shares: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in found.values():
@@ -122,15 +96,13 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
 
 
 def above_middle(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
-    """Return the share of rollouts above the initial anchor in the middle of their query, as [`above_initial`] does.
-
-    Queries may have different numbers of responses, and a buffer may have lost that anchor.
-    """
-    middle = {}
+    """Return the share of rollouts above the initial anchor in the middle of their query, by epoch."""
+    middle = {}  # by query, since numbers of responses differ
     for id, each in found.items():
         first = [*each[0].above]  # a first buffer has no other anchors than initial ones
         middle[id] = first[len(first) // 2] if first else ""
     renamed = {
+        # The buffer may have lost that anchor.
         id: [replace(v, above={"initial-0": v.above[middle[id]]} if middle[id] in v.above else {}) for v in each]
         for id, each in found.items()
     }
@@ -141,4 +113,4 @@ def _mean(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean of shares and its 95 % interval."""
     mean = fmean(values)
     error = Z * stdev(values) / math.sqrt(len(values))
-    return mean, max(mean - error, 0.0), min(mean + error, 1.0)
+    return mean, max(mean - error, 0.0), min(mean + error, 1.0)  # a share stays in 0..1

@@ -62,15 +62,9 @@ def write_report(
     price: Price | None = None,
     browser_mb: float = BROWSER_MB,
 ) -> Path:
-    """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
-
-    With several runs, the charts of each run are in their own folder below `charts`.
+    """Write the page `index.html`, and a PNG and a CSV file per chart to the folder `charts`; return the page's path.
 
     Args:
-        run_dirs (`Sequence[str | Path]`):
-            Output folders, checkpoints or store files, see [`open_runs`].
-        output (`str` or `Path`):
-            The folder to write to.
         queries (`QueryTable`, *optional*):
             The data set of the runs. With it the page has prompts and rubrics, and a quality curve: the embedded
             judge's score of every rollout.
@@ -85,9 +79,6 @@ def write_report(
         browser_mb (`float`, *optional*, defaults to `1.5`):
             Megabytes of queries that the buffer browser of a run may have. Beyond them it has queries drawn at random.
 
-    Returns:
-        `Path`: the page.
-
     Raises:
         [`StoreError`]: if a run cannot be read.
         [`DataError`]: if the data set lacks a query of the runs.
@@ -99,11 +90,12 @@ def write_report(
         notes = notes_on(runs, results)
         quality = None
         if queries is not None:
-            quality = cache(rubric_quality(queries))
+            quality = cache(rubric_quality(queries))  # curves, headlines and browser score the same texts
             for run in runs:
                 check_queries(run, queries)
         steps = {run.name: history.steps(run.store) for run in runs}
         step = chosen_step(step, steps)
+        # The slider has as many steps as a curve has points.
         kept = {step}.union(*(each[-POINTS:] for each in steps.values()))
         signals = {run.name: tables.advantages(run.store, kept.intersection(steps[run.name])) for run in runs}
         output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
@@ -122,7 +114,7 @@ def write_report(
         write_paper(output, table, notes)
     write_charts(output / "charts", [*comparison, fixed])
     for number, one in enumerate(sections):
-        folder = f"run-{number}" if len(sections) > 1 else ""
+        folder = f"run-{number}" if len(sections) > 1 else ""  # charts of several runs have equal names
         write_charts(output / "charts" / folder, one.charts)
     return output / "index.html"
 
@@ -211,21 +203,22 @@ def section_of(
     price: Price | None,
     browser_mb: float,
 ) -> RunSection:
-    """Return the part of the page that shows a run. Its first example is always among the queries that are drawn."""
+    """Return the part of the page that shows a run."""
     ids = history.query_ids(run.store)
     own = quality if judged_by_rubrics(run) else None
     examples = examples_of(run, own)
+    # Examples first, so that they fit; the rest by a fixed seed.
     drawn = dict.fromkeys([*(example["query"] for example in examples), *random.Random(0).sample(ids, len(ids))])
     found: dict[str, tuple[dict, str]] = {}
     size = 0
     for index, page in track_rows(query_pages(run.store, queries, own, text_limit, drawn), run.name, len(ids)):
         packed = pack(page)
         size += len(packed) + len(pack(index))
-        if found and size > 1e6 * browser_mb:
+        if found and size > 1e6 * browser_mb:  # one query at least, however large it is
             break
         found[index["id"]] = index, packed
     examples = [example for example in examples if example["query"] in found]
-    shown = [found[id] for id in ids if id in found]
+    shown = [found[id] for id in ids if id in found]  # back in the order of first visits
     headlines = headlines_of(run, price, own)
     charts = run_charts(run, lambda id: queries[id].rubrics if queries else ())
     return RunSection(
@@ -241,22 +234,18 @@ def section_of(
 
 
 def judged_by_rubrics(run: Run) -> bool:
-    """Return whether the embedded judge gave the rewards. If not, its scores need not mean what the rewards mean."""
-    return run.manifest.get("judge") in EMBEDDED
+    """Return whether the embedded judge gave the rewards."""
+    return run.manifest.get("judge") in EMBEDDED  # another judge's rewards may mean something else than these scores
 
 
 def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) -> dict[str, str]:
-    """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
-
-    A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
-    `rankbuffer-compare` has asked for duels.
-    """
+    """Return the numbers that a run's section opens with, by label: score, progress, reach and cost."""
     totals, rewards = history.totals(run.store), run.tables.rewards
     rollouts = sum(row["rollouts"] for row in rewards)
     found = run.visits
     headlines = risen(run, rewards, quality) if quality else {}
     since_first = progress.compare_visits((each[0], each[-1]) for each in found.values() if len(each) > 1)
-    if run.duel:
+    if run.duel:  # duels were asked; the number below is estimated from anchors
         first, last = run.duel.epochs
         label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
         headlines[label] = str(run.duel.won)
@@ -264,7 +253,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
         headlines["the newest responses preferred to those of the first visit"] = str(since_first)
     middle = above_middle(found)
     ends = [progress.percent(share.share) for share in (middle[0], middle[-1])] if middle else []
-    if len(set(ends)) > 1:
+    if len(set(ends)) > 1:  # a share that did not move is no headline
         label = f"of the responses above the data set's middle one, epoch {middle[0].epoch} to {middle[-1].epoch}"
         headlines[label] = " to ".join(ends)
     else:
@@ -293,7 +282,7 @@ def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> 
 
 
 def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str, str]:
-    """Return the mean score of the first and of the last epoch, by label; nothing before the second epoch."""
+    """Return the mean score of the first and of the last epoch, by label."""
     epoch_of = {row["step"]: row["epoch"] for row in rewards}
     scores: dict[int, list[float]] = {}
     for query_id in history.query_ids(run.store):
@@ -304,6 +293,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
         return {}
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
+    # Nothing to compare before the second epoch.
     return {label: f"{fmean(scores[first]):.0f} to {fmean(scores[last]):.0f}"} if first < last else {}
 
 
@@ -344,9 +334,8 @@ def unknown_progress(run: Run) -> str | None:
 def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]]:
     """Return which responses to show as examples of before and after, by query id, visits and rollout ids.
 
-    Of a query's first and its last visit it is the response in the middle of the group. The first query is the one
-    whose rise is in the middle of all queries. Then follow the largest and the smallest rise. The rise is that of the
-    score if there is a measure, else that among the anchors. There are none if no query was visited twice.
+    Of a query's first and its last visit it is the response in the middle of the group. There are none if no query was
+    visited twice.
     """
     revisited = {
         id: progress.weigh(each[0], each[-1])
@@ -355,6 +344,7 @@ def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]
     }
     if not revisited:
         return []
+    # Without a measure, the rise among the anchors.
     rises = {id: rise_of(run, id, quality) if quality else gain - loss for id, (gain, loss) in revisited.items()}
     ranked, what = sorted(rises, key=lambda id: (rises[id], id)), "score" if quality else "place among the anchors"
     chosen: dict[str, str] = {}
@@ -363,6 +353,7 @@ def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]
         (-1, "is the largest"),
         (0, "is the smallest"),
     ):
+        # Few queries: one may be all three.
         chosen.setdefault(ranked[place], f"The query whose rise of the {what} {words}.")
     return [
         {"query": id, "shown": [(visit, rollout) for visit, _, rollout in middles_of(run, id)], "caption": caption}

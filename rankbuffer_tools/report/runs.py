@@ -46,40 +46,21 @@ class RunFacts(TypedDict, total=False):
 
 
 def read_run(checkpoint: Path) -> RunFacts:
-    """Return what `run.json` says of a run, whose fields have the right types.
-
-    Raises:
-        `ValueError`: as [`read_manifest`] does.
-    """
+    """Return what `run.json` says of a run, checked. For errors see [`read_manifest`]."""
     read_manifest(checkpoint)
     return read_json(checkpoint / FOLDER / RUN, RunFacts)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Args:
-        name (`str`):
-            Its name in the report: the shortest end of its path that no other run of the report has.
-        path (`Path`):
-            Its output folder, a checkpoint of it, or a store file.
-        store (`BufferStore`):
-            A copy of its store. A reader of the copy does not hold up the run.
-        log (`list[dict]`, *optional*):
-            The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
-        manifest (`dict`, *optional*):
-            What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
-        duel (`DuelResult`, *optional*):
-            The result of `rankbuffer-compare` for this run.
-    """
-
-    name: str
-    path: Path
-    store: BufferStore
-    log: list[dict] = field(default_factory=list)
-    manifest: RunFacts | dict[str, Any] = field(default_factory=dict)
-    duel: DuelResult | None = None
+    name: str  # the shortest end of its path that no other run here has
+    path: Path  # output folder, checkpoint or store file
+    store: BufferStore  # a copy, so that reading it does not hold up the run
+    log: list[dict] = field(default_factory=list)  # of the trainer, up to the newest checkpoint
+    manifest: RunFacts | dict[str, Any] = field(default_factory=dict)  # of the newest checkpoint; empty without one
+    duel: DuelResult | None = None  # of `rankbuffer-compare`
 
     # What several parts of a page need is read once.
     @cached_property
@@ -130,14 +111,12 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ, and number a path that is given twice.
-
-    A folder that has the same name in many runs is named with the folder around it.
-    """
+    """Return the shortest ends of the paths that differ, and number a path that is given twice."""
     whole = [path.absolute().parts for path in paths]
     names = []
     for i, parts in enumerate(whole):
         others = [other for j, other in enumerate(whole) if j != i and other != parts]
+        # A name of many runs needs the folder around it.
         lengths = range(2 if GENERIC.fullmatch(parts[-1]) else 1, len(parts) + 1)
         length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
         same = whole[:i].count(parts)
@@ -146,11 +125,7 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def open_store(path: Path, target: Path) -> BufferStore:
-    """Open a store as it was after one of its steps: a copy of a live store, or that of a checkpoint.
-
-    Raises:
-        [`StoreError`]: if there is none.
-    """
+    """Open a copy of a live store, or that of a checkpoint. Raise [`StoreError`] if there is none."""
     live = path if path.is_file() else path / LIVE_STORE
     if live.is_file():
         return copy_live(live, target)
@@ -164,18 +139,20 @@ def open_store(path: Path, target: Path) -> BufferStore:
 
 
 def newest_finished(path: Path) -> Path | None:
-    """Return the newest checkpoint whose manifest, the last file of a checkpoint, is written."""
+    """Return the newest checkpoint whose manifest is written."""
+    # The manifest is written last.
     return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
 
 
 def log_and_manifest(path: Path) -> tuple[list[dict], RunFacts | dict[str, Any]]:
     """Return the trainer's log and the manifest of a checkpoint, or of the newest one in an output folder.
 
-    Both are empty if there is none. A checkpoint without a manifest is still being written.
+    Both are empty if there is none.
 
     Raises:
         [`StoreError`]: if one of the two files is damaged.
     """
+    # Without a manifest it is still being written.
     folder = path if (path / FOLDER / RUN).is_file() else newest_finished(path)
     if folder is None:
         return [], {}
@@ -185,4 +162,5 @@ def log_and_manifest(path: Path) -> tuple[list[dict], RunFacts | dict[str, Any]]
     except ValueError as error:
         raise StoreError(f"{folder}: {error}. Move it away to report on the run without it") from None
     log = state.get("log_history", [])
+    # NaN is no JSON.
     return [{key: value for key, value in entry.items() if is_finite(value)} for entry in log], manifest

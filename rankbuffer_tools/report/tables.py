@@ -33,13 +33,14 @@ class StepTables(NamedTuple):
 
 
 def step_tables(store: BufferStore) -> StepTables:
-    """Make four tables in one pass over the groups, since reading these takes most of the time of a long run's page.
+    """Make four tables in one pass over the groups.
 
     * `rewards`, see [`reward_row`].
     * `insertions`: the number of placed rollouts, and the share of each insertion bin; `None` without any.
     * `occupancy`: how the rollouts of a group share the intervals of its buffer, see [`occupancy_row`].
     * `maintenance`: by epoch, the anchors that were added and pruned, in all and by source.
     """
+    # One pass: reading the groups takes most of a long page's time.
     found, answered = StepTables([], [], [], []), history.answers_by_step(store)
     changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
     for step in history.steps(store):
@@ -63,12 +64,7 @@ def step_tables(store: BufferStore) -> StepTables:
 
 
 def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> Row:
-    """Return how far the rewards of a group lie apart, and which rollouts have none.
-
-    `mean` is the mean of all rewards. `spread` is the standard deviation within a group (ddof 1), averaged over the
-    groups that have two rewards or more. `levels` is the mean number of different rewards in a group. `tied`,
-    `unscored` and `empty` are the shares of the rollouts that share their reward, have no reward, have no answer.
-    """
+    """Return how far the rewards of a group lie apart, and which rollouts have none."""
     known = [_known(group) for group in rewards]
     n = sum(map(len, rewards))
     counts = [Counter(group) for group in known]
@@ -78,25 +74,22 @@ def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> Row:
         "groups": len(rewards),
         "rollouts": n,
         "mean": fmean(chain.from_iterable(known)) if any(known) else None,
-        "spread": fmean(spreads) if spreads else None,
-        "levels": fmean(map(len, counts)),
-        "tied": tied / n,
+        "spread": fmean(spreads) if spreads else None,  # within a group (ddof 1); one reward has none
+        "levels": fmean(map(len, counts)),  # different rewards in a group
+        "tied": tied / n,  # a share of the rollouts, as are the two below
         "unscored": (n - sum(map(len, known))) / n,
-        "empty": (n - answered) / n,
+        "empty": (n - answered) / n,  # without an answer
     }
 
 
 def occupancy_row(groups: Sequence[GroupRow]) -> Row:
-    """Return means over the groups that were placed.
-
-    `intervals` is `K + 1`. `occupied` is the number of intervals that hold a rollout. `alone` is the share of placed
-    rollouts that are alone in their interval and need no fine ranking.
-    """
+    """Return means over the groups that were placed."""
     placed = [(group.k, Counter(group.positions.values())) for group in groups if group.positions]
     rollouts = sum(counts.total() for _, counts in placed)
     return {
-        "intervals": fmean(k + 1 for k, _ in placed) if placed else None,
+        "intervals": fmean(k + 1 for k, _ in placed) if placed else None,  # also below all anchors and above them
         "occupied": fmean(len(counts) for _, counts in placed) if placed else None,
+        # These need no fine ranking.
         "alone": sum(n == 1 for _, counts in placed for n in counts.values()) / rollouts if placed else None,
     }
 
@@ -108,23 +101,21 @@ def _known(values: Iterable[float | None]) -> list[float]:
 def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
     """Return, by step, what judging cost in training.
 
-    `calls` and the three kinds of tokens count parsed calls, as the paper does; `cached_tokens` are a part of
-    `prompt_tokens`. `spent_tokens` are the tokens of all attempts. `request_seconds` adds up requests, of which many
-    run at the same time. `seconds` is the time that the step waited for the judge, from the trainer's log (an average
-    where the trainer logs every few steps); it is missing where the log does not reach.
+    `seconds` is the time that the step waited for the judge, from the trainer's log; `None` where the log does not
+    reach.
     """
     wall = {entry["step"]: entry["judge/seconds"] for entry in log if "judge/seconds" in entry}
     return [
         {
             "step": step,
-            "calls": sums.calls,
+            "calls": sums.calls,  # parsed calls, as in the paper; so are three kinds of tokens
             "failures": sums.failures,
             "attempts": sums.attempts - cancelled.attempts,
             "prompt_tokens": sums.prompt_tokens,
-            "cached_tokens": sums.cached_tokens,
+            "cached_tokens": sums.cached_tokens,  # a part of `prompt_tokens`
             "completion_tokens": sums.completion_tokens,
-            "spent_tokens": sums.spent_tokens,
-            "request_seconds": sums.seconds,
+            "spent_tokens": sums.spent_tokens,  # of all attempts
+            "request_seconds": sums.seconds,  # a sum, although many requests run at the same time
             # The trainer logs the metrics of a step after it, under the next number.
             "seconds": wall.get(step + 1),
         }
@@ -133,8 +124,8 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
 
 
 def kind_table(store: BufferStore) -> list[Row]:
-    """Return, by kind of judgment, calls, failures, tokens and means per parsed call; frequent kinds come first."""
-    kinds = sorted(_ledger(store, "kind"), key=lambda entry: -entry[1].calls)
+    """Return, by kind of judgment, calls, failures, tokens and means per parsed call."""
+    kinds = sorted(_ledger(store, "kind"), key=lambda entry: -entry[1].calls)  # frequent kinds first
     return [
         {
             "kind": KIND_NAMES.get(kind, kind),
@@ -150,26 +141,21 @@ def kind_table(store: BufferStore) -> list[Row]:
 
 
 def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, Totals]]:
-    """Yield each value of a column of the ledger with its sums, and those of its cancelled calls alone.
-
-    Counts of requests leave these out. They have neither succeeded nor failed, so no repeat can be counted from them.
-    """
+    """Yield each value of a column of the ledger with its sums, and those of its cancelled calls alone."""
+    # Neither succeeded nor failed: no repeat follows from them.
     cancelled = history.totals_by(store, column, outcome="cancelled")
     for value, sums in history.totals_by(store, column).items():
         yield value, sums, cancelled.get(value, Totals())
 
 
 def composition_table(store: BufferStore) -> list[Row]:
-    """Return, by epoch and tenth of the quality scale, anchors by source (figure "Dynamic buffer evolution", b).
-
-    Buffers differ in length, so ranks are normalised: the worst anchor of a buffer has 0, the best has 100. A bin
-    includes its lower end; the last bin includes both ends.
-    """
+    """Return, by epoch and tenth of the quality scale, anchors by source (figure "Dynamic buffer evolution", b)."""
     table = []
     for epoch, buffers in epoch_ends(store):
         counts: list[Counter[str]] = [Counter() for _ in range(BINS)]
         for anchors in buffers.values():
             for rank, anchor in enumerate(anchors):
+                # On a scale 0..100, since buffers differ in length.
                 counts[scale_bin(rank, len(anchors))][anchor.source] += 1
         table += [
             {
@@ -185,16 +171,13 @@ def composition_table(store: BufferStore) -> list[Row]:
 
 
 def scale_bin(rank: int, K: int) -> int:
-    """Return the bin of the anchor of rank 0..K-1. Integers keep an anchor on a border in its bin."""
-    return min(BINS * rank // (K - 1), BINS - 1)
+    """Return the bin of the anchor of rank 0..K-1."""
+    return min(BINS * rank // (K - 1), BINS - 1)  # integers keep a border exact; the best joins the last
 
 
 def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[float | None]]]:
-    """Return, by step, the advantages of each group of these steps, normalised as GRPO does it.
-
-    They come from the method's reward alone, since the format reward is not in the store. A rollout without a reward
-    has `None`.
-    """
+    """Return, by step, the advantages of each group of these steps, normalised as GRPO does it."""
+    # Without the format reward, which the store does not have.
     return {
         step: [group_advantages(group.rewards) for group in history.groups(store, step=step)] for step in sorted(steps)
     }
@@ -203,7 +186,7 @@ def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     """Return `(r - mean) / (std + eps)` over the rollouts that have a reward (see "Rank-Based Reward")."""
     known = _known(rewards)
-    if len(known) < 2:
+    if len(known) < 2:  # a group of one has no deviation
         return [None if reward is None else 0.0 for reward in rewards]
     mean, scale = fmean(known), stdev(known) + EPSILON
     return [None if reward is None else (reward - mean) / scale for reward in rewards]
@@ -238,9 +221,7 @@ def probe_table(
 ) -> list[Row]:
     """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
 
-    The trainer's log has them already. Of the steps that it does not reach, at most `PROBED` are probed again, evenly
-    spread, since that takes most of a report's time. `rubrics` tells those of a query. Columns without any value are
-    left out.
+    Of the steps that the log does not reach, at most `PROBED` are probed again. `rubrics` tells those of a query.
     """
     names = [each for name in PROBE_NAMES for each in (name, f"{name}_with_reward")]
     # The trainer logs the metrics of a step after it, under the next number.
@@ -250,7 +231,7 @@ def probe_table(
         if f"probe/{PROBE_NAMES[0]}" in entry
     }
     rest = [step for step in history.steps(store) if step > max(found, default=-1)]
-    for step in rest[:: max(1, -(-len(rest) // PROBED))]:
+    for step in rest[:: max(1, -(-len(rest) // PROBED))]:  # evenly spread, since probes take most of a report's time
         probed = []
         for group in history.groups(store, step=step):
             answers, asked = history.responses(store, group.query_id, step=step), rubrics(group.query_id)
@@ -273,7 +254,7 @@ def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) 
     means = trailing_means([row["quality"] for row in quality], window)
     table, so_far = [], (0, 0)
     for row, mean in zip(quality, means, strict=True):
-        so_far = costs.get(row["step"], so_far)
+        so_far = costs.get(row["step"], so_far)  # a step without a judgment costs nothing
         table.append({"step": row["step"], "calls": so_far[0], "tokens": so_far[1], "quality": mean})
     return table
 
