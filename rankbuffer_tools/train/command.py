@@ -75,7 +75,7 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
         raise SettingsError(
             "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
         )
-    training_args.check_view(tools=False)
+    training_args.check_view(tools=False)  # the command passes no tools
     splits = [script_args.dataset_train_split]
     if training_args.eval_strategy != "no":
         splits.append(script_args.dataset_test_split)
@@ -87,12 +87,12 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
             say("dry run", [*Batches(training_args, queries).lines(), missing])
         raise
     plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
-    checkpoint, done = on_main_process(lambda: find_start(plan))
+    checkpoint, done = on_main_process(lambda: find_start(plan))  # all processes must resume from one checkpoint
     return replace(plan, checkpoint=checkpoint, done=done)
 
 
 def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: RunPlan) -> RankBufferTrainer:
-    """Load the policy and build the trainer. Faults of the policy are reported here, before anything runs.
+    """Load the policy and build the trainer.
 
     Raises:
         [`SettingsError`]: if the policy, the rollout server or the Hub cannot be reached.
@@ -101,7 +101,7 @@ def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: R
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **(plan.args.model_init_kwargs or {}),
+        **(plan.args.model_init_kwargs or {}),  # last: the user's own win
     }
     try:
         return RankBufferTrainer(
@@ -121,14 +121,10 @@ def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: R
 
 
 def push_line(args: RankBufferConfig) -> str:
-    """Say what the run pushes to the Hub, and where to.
-
-    Raises:
-        [`SettingsError`]: if it pushes, and this machine has no login.
-    """
+    """Say what the run pushes to the Hub, and where to."""
     if not args.push_to_hub:
         return "hub: nothing is pushed; --push_to_hub true pushes policy, buffers and card"
-    if not (args.hub_token or get_token()):
+    if not (args.hub_token or get_token()):  # now, not at the first push
         raise SettingsError(
             "push_to_hub is set, but this machine has no login for the Hub: run `hf auth login`, or set push_to_hub to"
             " false"
@@ -140,20 +136,17 @@ def push_line(args: RankBufferConfig) -> str:
 
 
 def log_in(args: RankBufferConfig) -> None:
-    """Log in to Weights & Biases if `report_to` names it. The trainer would do so only after the policy is loaded.
-
-    On a terminal, the library of Weights & Biases asks for a key that is missing. The servers are not asked to verify
-    the key, so an offline machine passes.
+    """Log in to Weights & Biases if `report_to` names it. On a terminal, its library asks for a missing key.
 
     Raises:
         [`SettingsError`]: if there is no valid key, and no terminal to ask for one.
     """
-    if "wandb" not in args.report_to:
+    if "wandb" not in args.report_to:  # the trainer would log in after the policy is loaded
         return
     import wandb  # an extra of this package
 
     try:
-        wandb.login(verify=False)
+        wandb.login(verify=False)  # no server is asked, so that an offline machine passes
     except wandb.Error as error:
         raise SettingsError(
             f"report_to: wandb cannot log in ({' '.join(str(error).split())}): run `wandb login`, or export"
@@ -177,15 +170,13 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
     check_trusted(path, plan.args.output_dir, plan.args.trust_checkpoint)  # the trainer does so after the preflight
     if plan.args.push_to_hub:
         check_not_uploaded(path, plan.args.output_dir)
-    if saved["step"] < plan.batches.steps:
+    if saved["step"] < plan.batches.steps:  # a run that is done asks the judge nothing
         check_budget(plan.args, plan.args.output_dir, path)
     return str(path), saved["step"]
 
 
 def check_same_run(plan: RunPlan) -> None:
-    """Check that the checkpoint is one of this run, before the judge is asked and the policy is loaded.
-
-    A dry run and a preflight do not check it: they may have another number of processes.
+    """Check that the checkpoint is one of this run.
 
     Raises:
         [`CheckpointError`]: naming all that differs.
@@ -198,7 +189,7 @@ def check_same_run(plan: RunPlan) -> None:
 def check_template(
     name: str | None, revision: str | None, rows: Iterable[Mapping[str, Any]] = (), **kwargs: Any
 ) -> None:
-    """Check that the policy can read the prompts, before the judge is asked and the policy is loaded.
+    """Check that the policy can read the prompts.
 
     Raises:
         [`SettingsError`]: if there is no policy, if it is an adapter, or if its tokenizer cannot be loaded or has no
@@ -226,7 +217,7 @@ def unchecked(name: str | None, revision: str | None, rows: Iterable[Mapping[str
     """
     try:
         if name:
-            check_prompts(rows, load_tokenizer(name, revision, local=True), **kwargs)
+            check_prompts(rows, load_tokenizer(name, revision, local=True), **kwargs)  # a dry run needs no network
     except SettingsError:
         return [
             "prompts: not checked against the policy's chat template, because its tokenizer is not on this machine;"
@@ -242,7 +233,7 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
     label = re.sub(r"[^\w.+-]", "-", name := Path(folder).name)  # the evaluation takes no other characters
     model = typed if label == name else f"{label}={typed}"
     report_line = f"report: rankbuffer-report {typed} --dataset_name {shlex.quote(str(data.dataset_name))}"
-    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
+    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():  # a SIGTERM before the first step
         return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
         return [
@@ -261,6 +252,7 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
 def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> str:
     """Return the command that compares a policy with the one before, on prompts that were kept apart if there are."""
     name, config = Path(data.dataset_name), data.dataset_config
+    # The test split has prompts that the policy was not trained on.
     split = data.dataset_train_split if args.eval_strategy == "no" else data.dataset_test_split
     apart = Path(f"{name.parent / name.stem}_kept_apart{name.suffix}")  # as recipes/generate_rubrics.py names it
     if apart.is_file():
@@ -305,11 +297,11 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.preflight_only:
         on_main_process(lambda: report(plan))
         return
-    on_main_process(lambda: check_same_run(plan))
-    on_main_process(lambda: check_template(name, revision, plan.rows, **template))
+    on_main_process(lambda: check_same_run(plan))  # not for checks: they may have other numbers of processes
+    on_main_process(lambda: check_template(name, revision, plan.rows, **template))  # before the preflight is paid for
     trainer: RankBufferTrainer | None = None
     try:
-        if plan.done < plan.batches.steps:
+        if plan.done < plan.batches.steps:  # else only the end is left to do
             on_main_process(lambda: report(plan))
         trainer = build_trainer(script_args, model_args, plan)
         trainer.train(resume_from_checkpoint=plan.checkpoint)
@@ -361,16 +353,14 @@ def say(topic: str, lines: Sequence[str]) -> None:
 
 
 def exit_with(error: RankBufferError) -> None:
-    """Exit with one line and the code of the error. A launcher of several processes gets the line, too.
-
-    All processes find the same fault in settings and data. So only the first one of a machine prints it.
-    """
+    """Exit with one line and the code of the error. A launcher of several processes gets the line, too."""
     line = f"rankbuffer-train: {error}"
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torch's launcher shows it as the cause, at the end
         Path(path).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
     if (code := exit_code(error)) != FAILED:
         print(line, file=sys.stderr)
         sys.exit(code)
+    # All processes find the same fault in settings and data.
     same_everywhere = isinstance(error, (SettingsError, DataError))
     sys.exit(1 if same_everywhere and LOCAL_RANK else line)
 

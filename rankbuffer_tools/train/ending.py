@@ -9,7 +9,7 @@ from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.training import RolloutError, non_fatal
 
 FAILED, SERVER_FAILED = 1, 75  # 75 is EX_TEMPFAIL of sysexits.h
-STATUS_FILE = "RANKBUFFER_STATUS_FILE"
+STATUS_FILE = "RANKBUFFER_STATUS_FILE"  # `accelerate launch` exits with 1 for every error
 
 
 def exit_code(error: RankBufferError) -> int:
@@ -20,12 +20,8 @@ def exit_code(error: RankBufferError) -> int:
 
 @non_fatal(STATUS_FILE)
 def tell_launcher(error: RankBufferError, output_dir: str, step: int) -> None:
-    """Write the exit code, and how to go on, into the file that the environment variable names.
-
-    `accelerate launch` exits with 1 for every error, so a launch script reads this file. Only the error of a server is
-    written. The arguments of a resume follow if this run has a checkpoint. Before its first `step`, the checkpoints of
-    an earlier run can still be in the folder.
-    """
+    """Write the exit code of a server's error, and how to go on, into the file that `STATUS_FILE` names."""
     if (file := os.environ.get(STATUS_FILE)) and exit_code(error) == SERVER_FAILED:
+        # Before step 1, checkpoints are those of an earlier run.
         resume = " --resume_from_checkpoint true" if step and checkpoints(output_dir) else ""
         Path(file).write_text(f"{SERVER_FAILED}{resume}\n")

@@ -14,15 +14,12 @@ HEAD = 2 + 4 + 2 if hasattr(trl.trainer.utils, "add_fused_lm_head") else 0  # by
 
 
 def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
-    """Say how much memory (1 GB is 1e9 bytes) training takes on one GPU, by the formulas of docs/scaling.md.
-
-    Several processes are taken to share the states of the optimizer, as ZeRO-3 does. LoRA's own are not counted: they
-    are below a hundredth of the policy.
-    """
+    """Say how much memory (1 GB is 1e9 bytes) training takes on one GPU, by the formulas of docs/scaling.md."""
     name, revision = model.model_name_or_path, model.model_revision
     try:
+        # A dry run needs no network.
         config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
-        with torch.device("meta"):
+        with torch.device("meta"):  # shapes without memory
             policy = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
         return (
@@ -31,11 +28,12 @@ def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
         )
     parameters, text, rows = policy.num_parameters(), config.get_text_config(), args.per_device_train_batch_size
     size = 4 if model.dtype == "float32" else 2  # bytes a weight, and a value of the residual stream
-    states = size if model.use_peft else STATES
+    states = size if model.use_peft else STATES  # LoRA's own are below a hundredth of the policy
     if args.beta and not model.use_peft:
         states += size  # the reference policy
     length = (args.max_prompt_length or 0) + args.max_completion_length
     parts = {
+        # Several processes share them, as ZeRO-3 does.
         "weights, gradients and optimizer": states * parameters / args.world_size,
         "checkpointed activations": size * text.num_hidden_layers * rows * length * text.hidden_size,
     }

@@ -45,16 +45,6 @@ KEYS = {field.name for group in SETTINGS_GROUPS for field in fields(group)}
 class RecipeParser(TrlParser):
     """TRL's parser for the groups of settings of a program, with recipes, and errors of one line.
 
-    Args:
-        groups (`Sequence[type]`, *optional*):
-            The dataclasses of the settings. Default: the three of a training.
-        program (`str`, *optional*, defaults to `"rankbuffer-train"`):
-            The name of the program.
-
-    Attributes:
-        unused (`list[str]`):
-            The keys of this project in the recipe that this program does not read. It skips those of TRL, too.
-
     Example:
         >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
     """
@@ -63,7 +53,7 @@ class RecipeParser(TrlParser):
         usage = f"{program} [--config RECIPE.yaml] [--key value ...]"
         super().__init__(groups, prog=program, usage=usage, allow_abbrev=False)
         self.unused: list[str] = []
-        self._trains = groups is SETTINGS_GROUPS
+        self._trains = groups is SETTINGS_GROUPS  # other programs have fewer keys, and argparse's own help
         what = "show the keys of TRL and transformers, too"
         self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 
@@ -81,6 +71,7 @@ class RecipeParser(TrlParser):
         if self._trains and name is None and not words:  # else the first message is about a GPU
             raise SettingsError(NO_DATA)
         if name is not None:
+            # Another method must not get the arguments of the recipe's.
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))
             if not isinstance(environment := recipe.pop("env", None) or {}, dict):
@@ -112,11 +103,13 @@ class RecipeParser(TrlParser):
         os.environ.update(variables)
 
     def _no_such_key(self, key: str) -> str:
+        # Of this program, not of all.
         known = [field.name for group in self.dataclass_types for field in fields(group)]
         return no_such_key(key, known)
 
     def error(self, message: str):
-        """Raise a [`SettingsError`] in place of the usage of several hundred options."""
+        """Raise a [`SettingsError`]."""
+        # Not the usage, which has several hundred options.
         raise SettingsError(f"{message.rstrip('?.')}. `{self.prog} --help` shows the keys")
 
     def format_help(self) -> str:
@@ -133,6 +126,7 @@ class RecipeParser(TrlParser):
         for title, keys in SECTIONS.items():
             section = short.add_argument_group(title)
             for action in self._actions:
+                # `--no_` is the other spelling of a Boolean key.
                 if action.dest in keys and not action.option_strings[0].startswith("--no_"):
                     once = copy(action)  # without its second spelling, `--output-dir`
                     once.option_strings = action.option_strings[:1]

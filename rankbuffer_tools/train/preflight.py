@@ -44,23 +44,16 @@ from ..batch.server_check import (
 )
 from .price import RunPrice
 
-MIN_PILOT_QUESTIONS = 8
-"""Least number of questions that tell the cost of a run."""
-MASKED = 1e-4
-"""Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
+MIN_PILOT_QUESTIONS = 8  # fewer do not tell the cost of a run
+MASKED = 1e-4  # on no valid answer: above it, a server reports probabilities before its grammar
 
 
 async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = None) -> list[str]:
-    """Check the judge and the reference judge of a run and estimate what they cost.
+    """Check the judge and the reference judge of a run, and return lines for people with what they cost.
 
     Args:
-        plan (`RunPlan`):
-            The plan of the run. With `preflight_only` the lines show a whole prompt and its answer.
         on_spent (`Callable[[Usage], None]`, *optional*):
             Called with the tokens of every reply.
-
-    Returns:
-        `list[str]`: lines for people.
 
     Raises:
         [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
@@ -74,6 +67,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)
+        # The embedded judge has no context to check.
         longest = longest_of(price.first_questions, judge.guard) if any(map(servers_of, both.values())) else []
         contexts = {}
         for role, each in both.items():
@@ -88,11 +82,13 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
         if args.preflight_only:
+            # Not for a run: no data set gets into a log so.
             lines += shown_whole(question.chat(judge.guard), firsts[0])
         asked, verdicts, sample, seconds = await ask_sample(judge, price)
     finally:
         for each in both.values():
             await each.client.close()
+    # A cache of answers would make each verdict certain.
     if args.judge_samples > 1 and all_copies(read := [each for each in verdicts if isinstance(each, Reading)], args):
         lines.append(
             f"warning: no question of a sample of {len(read)} had two different answers among {args.judge_samples}. A"
@@ -120,11 +116,8 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
-    """Ask the first question of all; each server for itself if its probabilities are read.
-
-    Returns the calls, and a line for each server whose probabilities were read.
-    """
-    clients = servers_of(judge) if question.soft else []
+    """Ask the first question of all. Return the calls, and a line for each server whose probabilities were read."""
+    clients = servers_of(judge) if question.soft else []  # each server for itself, since its probabilities are read
     asked = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
     answers = [await each.first_question(question, timeout) for each in asked]
     readings = [reading for reading, _ in answers] if clients else []
@@ -133,18 +126,16 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
 
 
 def probabilities(client: OpenAIClient, reading: Reading) -> str:
-    """Say whether a server reports probabilities before its grammar. A judge that is sure does not tell."""
+    """Say whether a server reports probabilities before its grammar."""
     if client.samples > 1:
         return f"probabilities: {client.name} gives {client.samples} answers to each question, whose shares are read"
+    # A judge that is sure does not tell.
     before = " before its grammar" if client.decoding != "none" and reading.outside > MASKED else ""
     return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
-    """Return the lines of a whole prompt and of its answer, for `--preflight_only` alone.
-
-    A run does not print them, so that no data set gets into a log by accident.
-    """
+    """Return the lines of a whole prompt and of its answer."""
     prompt = [line for message in messages for line in message["content"].splitlines()]
     answer = first.answer.splitlines() or ["(empty)"]
     quoted = [f"  | {printable(line)}" for line in answer]
@@ -154,9 +145,7 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]
 async def check_context(
     client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Askable], shown: int
 ) -> list[str]:
-    """Say how long the questions of first visits are, and estimate later prompts.
-
-    A later prompt may show `shown` responses. Each is assumed to have `max_completion_length` tokens.
+    """Say how long the questions of first visits are, and estimate later prompts, which may show `shown` responses.
 
     Raises:
         [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long and shows a whole group.
@@ -168,8 +157,10 @@ async def check_context(
     lines = [f"longest prompt of a first visit: {count} tokens (query {need.query_id!r})"]
     frame = await longest_need(client, [without_responses(method, plan.queries[need.query_id], G)], guard)
     assert frame is not None, "one question was passed"
+    # Each of them as long as `max_completion_length` allows.
     later = context_for(frame.prompt, need.answer, shown * length, guard)
     if context and later > context:
+        # All its prompts are as long, so a whole group is lost.
         if getattr(method, "shows_whole_groups", False) and shown >= G:
             raise JudgeError(
                 f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
@@ -199,20 +190,22 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
 
 
 def all_copies(readings: Sequence[Reading], args: RankBufferConfig) -> bool:
-    """Return whether each reading is of equal answers, see [`read_samples`]: one answer in all is spread evenly."""
+    """Return whether each reading is of equal answers."""
     counts = [round(args.judge_samples * (1 - reading.outside)) for reading in readings]
     pairs = zip(readings, counts, strict=True)
+    # `read_samples` spreads one answer in all evenly.
     return bool(readings) and all(max(each.chances.values()) * (count + 1) > count for each, count in pairs)
 
 
 async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Any | None], list[Call], float]:
-    """Ask as many questions as can be in flight, eight at least. Return them, their verdicts, calls and wall seconds.
+    """Ask a sample of questions. Return them, their verdicts, calls and wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
     """
     args = price.plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
+    # As many as can be in flight, as in training.
     asked = list(islice(unasked(price), max(in_flight, MIN_PILOT_QUESTIONS)))
     started = time.perf_counter()
     try:
@@ -229,10 +222,7 @@ async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], lis
 
 
 def unasked(price: RunPrice) -> Iterator[Question]:
-    """Yield the first questions of a run, each prompt once. The first of all was asked before, so it comes last.
-
-    A server answers a prompt that it has seen from its cache, much faster than those of the run.
-    """
+    """Yield the first questions of a run, each prompt once."""
     first = price.first_questions[0]
     seen = {first.prompt()}
     for question in price.first_questions:
@@ -240,15 +230,15 @@ def unasked(price: RunPrice) -> Iterator[Question]:
         if prompt not in seen:
             seen.add(prompt)
             yield question
-    yield first
+    yield first  # last: it was asked before, and a cache would answer too fast
 
 
 def report(plan: RunPlan) -> None:
-    """Run [`preflight`] and print its lines. If the run starts after it, record its tokens in the run's folder."""
+    """Run [`preflight`] and print its lines."""
     if plan.args.only_checks:
         lines = asyncio.run(preflight(plan))
     else:
         with closing(BufferStore(Path(plan.args.output_dir) / LIVE_STORE)) as store:
-            lines = asyncio.run(preflight(plan, store.spend))
+            lines = asyncio.run(preflight(plan, store.spend))  # the run starts, so its budget counts these tokens
     for line in lines:
         print(f"[preflight] {line}")

@@ -18,25 +18,15 @@ from ..batch.server_check import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..data.responses import score_questions
 from .rehearsal import rehearse
 
-MAX_REHEARSED_QUERIES = 8
-"""The most queries whose visits are rehearsed. All first questions tell how much longer the other queries are."""
-GROWN = 1.2
-"""How many times as dear as the first visit the last one must be for a line about it."""
-REHEARSED = 12
-"""The most visits of a query that are rehearsed."""
-LEARNED = 36
-"""The steps of the shortest run of ours that learned (experiments/)."""
-MADE = 7
-"""Responses to a prompt that the data step makes."""
+MAX_REHEARSED_QUERIES = 8  # all first questions tell how much longer the other queries are
+GROWN = 1.2  # times as dear as the first visit the last one must be for a line about it
+REHEARSED = 12  # the most visits of a query that are rehearsed
+LEARNED = 36  # steps of the shortest run of ours that learned (experiments/)
+MADE = 7  # responses to a prompt that the data step makes
 
 
 class RunPrice:
-    """What the judge of a run will be asked, and what that costs.
-
-    Args:
-        plan ([`RunPlan`]):
-            The plan of the run.
-    """
+    """What the judge of a run will be asked, and what that costs."""
 
     def __init__(self, plan: RunPlan):
         self.plan = plan
@@ -48,39 +38,31 @@ class RunPrice:
 
     @cached_property
     def stand_ins(self) -> list[RolloutGroup]:
-        """A group for each query, with responses of the data set in the place of rollouts.
-
-        A query without responses borrows those of another one. If the data set has none at all, texts are made up.
-        """
-        texts, groups = self.written, []
+        """A group for each query, with responses of the data set in the place of rollouts."""
+        texts, groups = self.written, []  # made-up texts if the data set has none at all
         for query_id in self.plan.queries.ids:
-            texts = self.plan.queries.written(query_id) or texts
+            texts = self.plan.queries.written(query_id) or texts  # else those of another query
             groups.append(stand_in(self.plan.queries[query_id], self.plan.args.num_generations, texts))
         return groups
 
     @cached_property
     def first_questions(self) -> list[Question]:
-        """The questions of the first visits of all queries, in their order.
-
-        Raises:
-            [`SettingsError`]: if the method asks the judge nothing.
-        """
+        """The questions of the first visits of all queries, in their order."""
         method = self.plan.method
-        return require_questions(
+        return require_questions(  # refuses a method that asks the judge nothing
             method, [question for group in self.stand_ins for question in first_questions(method, group)]
         )
 
     def judgments(self) -> tuple[int, int, int]:
-        """Return the number of groups after step `done`, and how many judgments they take at least and at most.
-
-        What a method may ask about a group is averaged over the queries.
-        """
+        """Return the number of groups after step `done`, and how many judgments they take at least and at most."""
         per_generation = self.plan.args.queries_per_generation
         before = self.plan.batches.generations_until(min(self.plan.done, self.plan.batches.steps)) * per_generation
         groups = self.plan.batches.generations * per_generation - before
+        # First visits have no buffer yet, and ask other questions.
         firsts = min(groups, max(len(self.plan.queries) - before, 0))
 
         def judged(end: int) -> int:
+            # A mean over the queries.
             first, later = (
                 fmean(self.plan.method.calls(group, first)[end] for group in self.stand_ins) for first in (True, False)
             )
@@ -106,19 +88,18 @@ class RunPrice:
 
     @cached_property
     def visits(self) -> dict[bool, list[tuple[float, ...]]]:
-        """What each visit of a query asks, until they ask alike: tokens of prompts and answers, and responses shown.
-
-        Made-up responses do not count. The key is whether the judge disagrees with itself wherever it can, so that a
-        method asks again. The embedded judge does so where a later visit holds equal texts.
-        """
+        """What each visit of a query asks, until they ask alike: tokens of prompts and answers, responses shown."""
         guard, groups = self.plan.args.judge_guard, self.sampled
         first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
         whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
         visits: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
+        # Doubts: the judge contradicts itself wherever it can.
         for doubts, every_one in product(visits, self.rehearsed):
+            # The embedded judge does so where texts are equal.
             asked = [question for question in every_one if doubts or question.kind != RERANK]
             prompt, completion = estimate_tokens(asked, guard)
             texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
+            # Made-up responses do not count.
             made_up = 0 if self.written else sum(map(len, texts)) / CHARACTERS_PER_TOKEN
             visits[doubts].append(
                 ((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups))
@@ -126,14 +107,11 @@ class RunPrice:
         return visits
 
     def groups(self, step: int, reference_judge: bool = False) -> list[int]:
-        """Return how many groups are scored from step `done` to `step`, by visit, the later visits with the last one.
-
-        With `reference_judge`, they are those that the reference judge scores.
-        """
+        """Return how many groups are scored from step `done` to `step`, by visit; later visits count with the last."""
         args, size = self.plan.args, self.plan.args.queries_per_generation
         first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
         starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits[True]))]
-        most = args.reference_groups if reference_judge else last
+        most = args.reference_groups if reference_judge else last  # it scores the first groups alone
         bounds = [min(max(each, first), last, most) for each in (*starts, last)]
         return [end - start for start, end in pairwise(bounds)]
 
@@ -142,11 +120,9 @@ class RunPrice:
 
         Args:
             asked (`Sequence[Question]`):
-                The questions of a sample, or the first questions of all queries.
+                The questions of a sample (which took `seconds`), or the first questions of all queries.
             found (`Totals`, *optional*):
                 What the sample cost. Without it, or without tokens in it, tokens are estimated by characters.
-            seconds (`float`, *optional*):
-                Wall time of the sample, if it was asked.
         """
         args, steps = self.plan.args, self.plan.batches.steps
         prompt, completion = estimate_tokens(asked, args.judge_guard)
@@ -163,6 +139,7 @@ class RunPrice:
             prompts, completions, shown = (
                 sum(map(mul, self.groups(step, reference_judge), column)) for column in columns
             )
+            # Corrects the estimate by what the sample really took.
             tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
             cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
             answers = completions * sample.spent_completion_tokens / completion
@@ -205,8 +182,9 @@ class RunPrice:
                 f" max_completion_length={args.max_completion_length:,}"
             )
         if args.has_budget:
-            spent = spent_before(args.output_dir, self.plan.checkpoint)
+            spent = spent_before(args.output_dir, self.plan.checkpoint)  # a budget counts earlier runs in this folder
             over = lambda step, end: bool(args.over_budget(spent + total(step, end)))  # noqa: E731
+            # Cost only grows with the step.
             at = [bisect_left(range(steps), True, self.plan.done, key=partial(over, end=end)) for end in ends[::-1]]
             last = f"ends at about step {between([str(step) for step in at])} of {steps}"
             lines.append(f"the budget {last if at[0] < steps else 'lasts to the end of the run'}")

@@ -29,7 +29,7 @@ class RecordingJudge(Judge):
 
 
 def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) -> list[list[Question]]:
-    """Return the questions of each visit. Later visits draw their rollouts from those of the first one."""
+    """Return the questions of each visit."""
     buffers: dict[str, AnchorBuffer | None] = {}
 
     async def play(epoch: int) -> list[Question]:
@@ -37,10 +37,11 @@ def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) 
         for group in groups:
             id, texts = group.query.id, [rollout.text for rollout in group.rollouts]
             if epoch:
+                # A seed of its own, so that the price repeats.
                 texts = random.Random(f"{id} {epoch}").choices(texts, k=len(texts))
             visit = RolloutGroup(group.query, tuple(map(Rollout, range(len(texts)), texts)), epoch, epoch)
             score = await method.score(visit, buffers.get(id), RecordingJudge(asked))
-            buffers[id] = score.after or buffers.get(id)
+            buffers[id] = score.after or buffers.get(id)  # a method without a buffer leaves none
         return asked
 
     return [asyncio.run(play(epoch)) for epoch in range(visits)]
