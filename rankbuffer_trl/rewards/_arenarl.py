@@ -44,7 +44,6 @@ class ArenaRL(RewardMethod):
     name = "arenarl"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         ids = [rollout.id for rollout in group.answered]
         heard: list[dict[int, float]] = []  # the scores of each match, where a judgment succeeded
 
@@ -77,17 +76,16 @@ class ArenaRL(RewardMethod):
         verdicts = await judge.ask_all(pair_questions(group, pairs))
         results = {}
         for (a, b), forth, back in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
+            # `back` has them in the reverse order.
             judged = [scores for scores in (forth, back and back[::-1]) if scores is not None]
             by_rollout = zip(*judged, strict=True)  # the scores of a, then those of b
             results[a, b] = {i: fmean(scores) for i, scores in zip((a, b), by_rollout, strict=False)}
         return results
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return 2
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = 4 * max(len(group.answered) - 1, 0)
         return n, n
 
@@ -98,7 +96,6 @@ def opening(ids: Sequence[int]) -> list[Pair]:
 
 
 def pair_questions(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
-    """Return two questions per pair: one in the pair's order, then one in the reverse order."""
     texts = {rollout.id: rollout.text for rollout in group.rollouts}
     return [
         duel_question(group.query, texts[first], texts[second]) for a, b in pairs for first, second in ((a, b), (b, a))
@@ -106,11 +103,11 @@ def pair_questions(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]
 
 
 def draw_bracket(seeded: Sequence[int]) -> list[int]:
-    """Return the bracket: neighbours meet, and seeds 1 and 2 only in the last match. `BYE` fills the empty places."""
+    """Return the bracket: neighbours meet, and seeds 1 and 2 only in the last match."""
     places = [0]
     while len(places) < len(seeded):
         places = [place for p in places for place in (p, 2 * len(places) - 1 - p)]
-    return [seeded[place] if place < len(seeded) else BYE for place in places]
+    return [seeded[place] if place < len(seeded) else BYE for place in places]  # the highest seeds have byes
 
 
 def pick_winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
@@ -121,8 +118,8 @@ def pick_winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) 
 
 
 def tiers(ids: Sequence[int], mean: Callable[[int], float]) -> list[tuple[int, ...]]:
-    """Return `ids` in tiers from worst to best. Those of one tier have the same mean score."""
-    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean), key=mean)]
+    """Return `ids` in tiers from worst to best."""
+    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean), key=mean)]  # equal means tie
 
 
 METHOD = ArenaRL

@@ -17,7 +17,7 @@ MAX_TRIES = 200  # random answers to one question, of which the verdict's check 
 
 
 class RandomClient:
-    """A chat client that gives a random valid answer to any question, to show what a method asks."""
+    """A chat client that gives a random valid answer to any question."""
 
     name = "random"
 
@@ -26,7 +26,6 @@ class RandomClient:
         self.most_shown = 0
 
     async def complete(self, messages: Any, *, question: Any, seed: int, tally: Any) -> Reply:
-        """Answer a question at random."""
         tally.attempts += 1
         self.most_shown = max(self.most_shown, sum(map(len, question.responses.values())))
         text = json.dumps(random_answer(question.verdict, self.random))
@@ -37,16 +36,12 @@ class RandomClient:
 
 
 def random_answer(verdict: Verdict, random: Random) -> dict[str, Any]:
-    """Return a random answer that `verdict` takes, made from the JSON schema of its keys.
-
-    Raises:
-        [`SettingsError`]: if none is found.
-    """
+    """Return a random answer that `verdict` takes, made from the JSON schema of its keys."""
     for _ in range(MAX_TRIES):
         answer = {key: random_value(schema, random) for key, schema in verdict.properties.items()}
         try:
             verdict.check(*answer.values())
-        except VerdictError:
+        except VerdictError:  # a schema cannot say all, for example that an order has no id twice
             continue
         return answer
     raise SettingsError(
@@ -56,12 +51,13 @@ def random_answer(verdict: Verdict, random: Random) -> dict[str, Any]:
 
 
 def random_value(schema: dict[str, Any], random: Random) -> Any:
-    """Return a random value of a JSON schema: one of an `enum`, a number, or a list. A list has no item twice."""
+    """Return a random value of a JSON schema: one of an `enum`, a number, or a list."""
     if "enum" in schema:
         return random.choice(schema["enum"])
     if schema.get("type") == "array":
         items = schema["items"]
         n = random.randint(schema.get("minItems", 0), schema.get("maxItems", 9))
+        # An order must name each item once; a list of scores need not.
         values = random.sample(items["enum"], n) if n <= len(items.get("enum", ())) and random.random() < 0.5 else None
         return values or sorted(random_value(items, random) for _ in range(n))
     if schema.get("type") == "boolean":
@@ -80,19 +76,13 @@ _SIMULATED: dict[tuple[Any, ...], tuple[list[VisitCost], list[VisitCost]]] = {}
 
 
 def simulated_costs(method: Any, G: int, n: int, rubrics: int = 1) -> tuple[list[VisitCost], list[VisitCost]]:
-    """Return what the first and the later visits of made-up queries ask. Simulated once for the same arguments.
+    """Return what the first and the later visits of made-up queries ask.
 
     Args:
-        method ([`RewardMethod`]):
-            The method.
-        G (`int`):
-            Size of the group.
         n (`int`):
-            Number of its rollouts that have an answer.
-        rubrics (`int`, *optional*, defaults to `1`):
-            Number of rubrics of the query.
+            Number of the `G` rollouts that have an answer.
     """
-    key = (repr(method), G, n, rubrics)
+    key = (repr(method), G, n, rubrics)  # simulated once: a plan asks the same of every query
     if key not in _SIMULATED:
         criteria = tuple(Rubric(f"Criterion {i}.", weight=1) for i in range(rubrics))
         references = tuple(f"Reference {i}." for i in range(method.responses_needed))
@@ -121,7 +111,7 @@ async def _simulate(method: Scores, whole: RolloutGroup, some: RolloutGroup) -> 
         query = replace(whole.query, id=f"? {seed}")
         here, there = (replace(group, query=query, step=2 * seed) for group in (some, whole))
         first, _ = await visit(here, None, seed)
-        _, buffer = await visit(there, None, seed)
+        _, buffer = await visit(there, None, seed)  # of the whole group, so that a bootstrap makes a buffer
         later, _ = await visit(replace(here, step=2 * seed + 1, epoch=1), buffer, seed)
         visits.append((first, later))
     return visits

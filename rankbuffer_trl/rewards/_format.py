@@ -28,35 +28,27 @@ class Answer(NamedTuple):
 
 
 def read_answer(text: str, check: str = "none") -> Answer:
-    """Apply a format check to a completion's text.
-
-    A completion that breaks the format can still have an answer. Under `think`, the answer is the text after the last
-    `</think>`. Under a regular expression, such a completion has no answer.
-    """
+    """Apply a format check to a completion's text. A completion that breaks the format can still have an answer."""
     if check == "none":
         answer = text.strip()
         return Answer(answer, bool(answer))
     if check == "think":
-        before, closed, answer = text.rpartition("</think>")
+        before, closed, answer = text.rpartition("</think>")  # the last one: a thought may name the tag
         once = text.count("<think>") == text.count("</think>") == 1 and before.lstrip().startswith("<think>")
         answer = answer.strip() if closed else ""
         return Answer(answer, once and bool(answer))
     match = re.fullmatch(check, text, re.DOTALL)
     if match is None:
-        return Answer("", False)
+        return Answer("", False)  # nothing says where its answer is
     answer = (match["answer"] or "").strip()
     return Answer(answer, bool(answer))
 
 
 def read_turn(message: dict, text: str, check: str) -> Answer:
-    """Apply a format check to one turn of the policy, whose whole text is `text`. The answer is without its calls.
-
-    A turn that calls a tool needs no answer, so no regular expression has to match it. `think` demands its closed
-    block all the same.
-    """
+    """Apply a format check to one turn of the policy, whose whole text is `text`. The answer is without its calls."""
     if not message.get("tool_calls"):
         return read_answer(text, check)
-    thinks = check == "think"
+    thinks = check == "think"  # this block must be closed in each turn; a regular expression is for answers
     whole = read_answer(text, check if thinks else "none")
     beside = storable(completion_text([message]))
     said = read_answer(beside.rpartition("</think>")[2]) if thinks else read_answer(beside, check)
@@ -70,18 +62,13 @@ class AnswerExtractor:
         check (`str`, *optional*, defaults to `"none"`):
             `think`, `none` or a regular expression; see the module's docstring.
         tokenizer (*optional*):
-            Decodes the completion ids into the text that the policy wrote, before TRL parses it. Default: the
-            completions are read as TRL passes them.
+            Decodes the completion ids. Default: the completions are read as TRL passes them.
         chat_template_kwargs (`dict`, *optional*):
             The arguments that the prompts are rendered with.
         view (`str`, *optional*, defaults to `"answer"`):
-            What the judge sees of a rollout with tools, see [`view_of`]. `None` is for rollouts without tools, each of
-            which is one text.
+            What the judge sees of a rollout with tools, see [`view_of`]. `None` is for rollouts without tools.
         limit (`int`, *optional*, defaults to `1000`):
             Characters of each result of a tool that a transcript shows.
-
-    Raises:
-        [`SettingsError`]: if `check` is none of the three checks.
 
     Example:
         >>> AnswerExtractor("think").read(["Hi"], ["<think>They greet.</think>Hello!"], None)
@@ -106,10 +93,7 @@ class AnswerExtractor:
         self._decoded: dict[tuple[int, ...], str] = {}  # what arrived while the rest of the generation goes on
 
     def takes_thoughts(self, prompt: Any) -> bool:
-        """Tell whether the chat template lets a policy think, and its thoughts would count as a part of its answer.
-
-        `prompt` is any prompt that the template takes: some templates end it within the thinking.
-        """
+        """Tell whether the chat template lets a policy think, and its thoughts would count as a part of its answer."""
         template = getattr(self.tokenizer, "chat_template", None)
         if self.check != "none" or not template:
             return False
@@ -124,10 +108,9 @@ class AnswerExtractor:
         completion_ids: Sequence[list[int]] | None,
         masks: Sequence[list[int]] | None = None,
     ) -> list[Answer]:
-        """Return one [`Answer`] per completion, whose text the store and a request can hold.
+        """Return one [`Answer`] per completion.
 
-        `masks` has 1 for each token that the policy wrote, and 0 for those of tools. Without it, a completion of
-        several messages is read as TRL passes it. TRL's parser drops a second block of thinking there.
+        `masks` has 1 for each token that the policy wrote, and 0 for those of tools.
 
         Raises:
             [`SettingsError`]: if a transcript is wanted of a completion that has no messages.
@@ -144,6 +127,7 @@ class AnswerExtractor:
         whole = self.view is None or isinstance(completion, str)
         messages: Any = [{"content": completion_text(completion)}] if whole else completion
         own = [message for message in messages if from_policy(message)]
+        # What the policy wrote, if it is known: TRL's parser drops a second block of thinking.
         if self.tokenizer is None or ids is None or (mask is None and len(messages) > 1):
             texts = [completion_text([message]) + ("(call)" if message.get("tool_calls") else "") for message in own]
         else:
@@ -157,20 +141,19 @@ class AnswerExtractor:
     def _decode(self, parts: list[list[int]]) -> list[str]:
         keys = [tuple(part) for part in parts]
         if new := [key for key in keys if key not in self._decoded]:
+            # `read` sees each text twice: when it arrives, and in its group.
             self._decoded |= zip(new, self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True)
         return [self._decoded[key] for key in keys]
 
     def forget(self) -> None:
-        """Forget the texts of a generation, which are decoded once although `read` sees each twice."""
+        """Forget the texts of a generation."""
         self._decoded.clear()
 
     def _begun_by_prompt(self, prompt: Any) -> str:
-        """Return the thinking that the chat template puts at the end of the prompt, before the completion.
-
-        Some templates end with `<think>`, so that completions start inside the block. With `enable_thinking: false`,
-        Qwen3's template ends with a closed empty block, and the completion is the answer.
-        """
-        if self._begun is None:
+        """Return the thinking that the chat template puts at the end of the prompt, before the completion."""
+        # Some templates end with `<think>`, so that completions start inside the block. With `enable_thinking: false`,
+        # Qwen3's template ends with a closed empty block, and the completion is the answer.
+        if self._begun is None:  # once: it is the same for all prompts
             self._begun = ""
             if isinstance(prompt, list):
                 without, rendered = (
@@ -187,8 +170,9 @@ class AnswerExtractor:
 
 
 def policy_turns(ids: Sequence[int], mask: Sequence[int]) -> list[list[int]]:
-    """Cut the token ids of a rollout into the turns of the policy, whose tokens have 1 in the mask."""
+    """Cut the token ids of a rollout into the turns of the policy."""
     runs = groupby(zip(mask, ids, strict=True), key=lambda pair: pair[0])
+    # The mask has 0 for tokens of tools, which stand between turns.
     return [[id for _, id in run] for own, run in runs if own]
 
 
@@ -198,20 +182,17 @@ def format_reward(extracted_answer: Sequence[Answer], **kwargs) -> list[float]:
 
 
 def completion_text(completion: str | list[dict]) -> str:
-    """Return the text that the policy wrote last. If TRL has split the thinking off, put it back in front."""
+    """Return the text that the policy wrote last."""
     if isinstance(completion, str):
         return completion
     message = next(message for message in reversed(completion) if from_policy(message))
     reasoning = message.get("reasoning_content")
+    # TRL may have split the thinking off, which the format check looks for.
     return (f"<think>{reasoning}</think>" if reasoning else "") + (message.get("content") or "")
 
 
 def check_format(check: str) -> None:
-    """Refuse a format check that is neither `think`, `none` nor a regular expression with a group `answer`.
-
-    Raises:
-        [`SettingsError`]: naming the check.
-    """
+    """Refuse a format check that is neither `think`, `none` nor a regular expression with a group `answer`."""
     if check in ("think", "none"):
         return
     known = "format_check must be 'think', 'none' or a regular expression with a group (?P<answer>...);"

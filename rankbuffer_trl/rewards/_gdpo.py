@@ -40,7 +40,6 @@ class GDPO(RewardMethod):
     name = "gdpo"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         rubrics, G = group.query.rubrics, len(group.rollouts)
         verdicts = iter(await judge.ask_all(self._questions(group)))
         scores = {rollout.id: [next(verdicts) for _ in rubrics] for rollout in group.answered}
@@ -50,7 +49,7 @@ class GDPO(RewardMethod):
         columns = [
             normalise([complete[i][k] for i in ids] + [0] * len(group.empty))[: len(ids)] for k in range(len(rubrics))
         ]
-        largest = (G - 1) / math.sqrt(G) or 1.0
+        largest = (G - 1) / math.sqrt(G) or 1.0  # the z-score of one above `G - 1` equal ones; 0 for one rollout
         weights = [abs(rubric.weight) for rubric in rubrics]  # a fault lowers its own score already
         rewards: dict[int, float | None] = dict.fromkeys(scores)
         for place, i in enumerate(ids):
@@ -59,16 +58,13 @@ class GDPO(RewardMethod):
         return score_by_reward(group, rewards)
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return 1
 
     def _questions(self, group: RolloutGroup) -> list[Question]:
-        """Return one question per answered rollout and rubric, in this order."""
         alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]
         return [pointwise_question(query, rollout.text, "rubric") for rollout in group.answered for query in alone]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = len(group.answered) * len(group.query.rubrics)
         return n, n
 
@@ -76,7 +72,7 @@ class GDPO(RewardMethod):
 def normalise(values: Sequence[float]) -> list[float]:
     """Return z-scores as TRL computes them: with the sample standard deviation, plus epsilon."""
     if len(values) < 2:
-        return [0.0] * len(values)
+        return [0.0] * len(values)  # one value has no deviation
     mean, std = fmean(values), stdev(values)
     return [(value - mean) / (std + EPSILON) for value in values]
 

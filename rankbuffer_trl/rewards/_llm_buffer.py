@@ -40,14 +40,13 @@ class LLMBuffer(RewardMethod):
     responses_needed = SIZE
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         buffer = buffer or initial_buffer(group.query.responses, SIZE)
         if group.answered and has_candidates(buffer):
             seen = [rollout.text for rollout in group.answered]
             buffer = await self._select(group.query, buffer, seen, judge)
         ranking = await coarse_to_fine(group.query, buffer, group.answered, judge)
         after = ladder(buffer, ranking, group)
-        if not self.look_ahead and len(after) > SIZE:
+        if not self.look_ahead and len(after) > SIZE:  # four anchors alone leave nothing to select
             after = await self._select(group.query, after, [], judge)
         return score_by_order(
             group,
@@ -59,7 +58,7 @@ class LLMBuffer(RewardMethod):
         )
 
     async def _select(self, query: Query, ladder: AnchorBuffer, seen: list[str], judge: Judge) -> AnchorBuffer:
-        """Return the four that the manager selects as a buffer, or the present anchors if its answer is not valid."""
+        """Return the four that the manager selects as a buffer."""
         counts = {"A": 0, "R": 0}
         names = []
         for anchor in ladder.anchors:
@@ -69,7 +68,7 @@ class LLMBuffer(RewardMethod):
         shown = [(name, anchor.text) for name, anchor in zip(names, ladder.anchors, strict=True)]
         chosen = await judge.ask(selection_question(query, shown, seen, SIZE))
         if chosen is None:
-            chosen = [name for name in names if name[0] == "A"]
+            chosen = [name for name in names if name[0] == "A"]  # no valid answer: the anchors stay as they are
         kept = (anchor for name, anchor in zip(names, ladder.anchors, strict=True) if name in chosen)
         return replace(
             ladder,
@@ -77,11 +76,9 @@ class LLMBuffer(RewardMethod):
         )
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]. The manager sees the ladder and, with `look_ahead`, the next group."""
-        return SIZE + G + G * self.look_ahead
+        return SIZE + G + G * self.look_ahead  # the manager sees the ladder and, with look-ahead, the next group
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = len(group.answered)
         if self.look_ahead:
             return n, n + n // 2 + (n > 0 and not first)
@@ -94,12 +91,9 @@ def has_candidates(buffer: AnchorBuffer) -> bool:
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
-    """Return anchors and ranked rollouts in their established order, worst to best.
-
-    Rollouts of an interval whose fine ranking failed keep the order in which they were sampled.
-    """
+    """Return anchors and ranked rollouts in their established order, worst to best."""
     rungs: list[Anchor] = []
-    for p, rollouts in enumerate(ranking.sigma):
+    for p, rollouts in enumerate(ranking.sigma):  # in the order of sampling where the fine ranking failed
         rungs += [Anchor(f"{group.step}-{r.id}", r.text, "candidate", group.known_epoch) for r in rollouts]
         rungs += buffer.anchors[p : p + 1]
     return replace(buffer, anchors=tuple(rungs))

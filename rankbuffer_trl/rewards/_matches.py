@@ -44,12 +44,10 @@ class PlaysMatches(RewardMethod):
         raise NotImplementedError
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return 2
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. Nothing is built for this: a plan asks it of every query."""
-        n = self.number(len(group.answered))
+        n = self.number(len(group.answered))  # by a formula, since a plan asks it of every query
         return n, n
 
     def number(self, n: int) -> int:
@@ -68,19 +66,14 @@ def make_match(
     """Return a match of two candidates in a random order of presentation.
 
     Args:
-        group (`RolloutGroup`):
-            The group whose query is judged.
-        pair (`tuple[Candidate, Candidate]`):
-            The two candidates.
         texts (`Mapping[Candidate, str]`):
             The response of each candidate.
-        seed (`int`):
-            The seed of the order of presentation.
         purpose (*optional*):
             A name for the match, so that a later match of the same two can have another order.
         tie (`bool`, *optional*, defaults to `True`):
             Whether the judge may answer `tie`.
     """
+    # Sorted: the order does not depend on who is named first.
     first, second = shuffle(pair, seed, group, (purpose, *sorted(map(str, pair))))
     return Match((first, second), pairwise_question(group.query, texts[first], texts[second], tie))
 
@@ -103,30 +96,24 @@ def win_rates(group: RolloutGroup, played: Iterable[Points | None], by_default: 
     """Return the mean points of each answered rollout over its completed matches, in [0, 1]; `None` if it has none.
 
     Args:
-        group (`RolloutGroup`):
-            The group.
-        played (`Iterable[Points | None]`):
-            The points of its matches.
         by_default (`int`, *optional*, defaults to `0`):
-            The wins that each rollout also has over rollouts without an answer. They count only for a rollout with at
-            least one completed match.
+            The wins that each rollout also has over rollouts without an answer.
     """
     completed = [points for points in played if points is not None]
     rates: dict[int, float | None] = {}
     for rollout in group.answered:
         taken = [points[rollout.id] for points in completed if rollout.id in points]
+        # Wins by default alone are no judgment.
         rates[rollout.id] = fmean(taken + [1.0] * by_default) if taken else None
     return rates
 
 
 def reward_ranks(group: RolloutGroup, rates: Mapping[int, float | None]) -> dict[int, float | None]:
-    """Return the reward `2 (n - s) / (n - 1) - 1` of the rank `s` (1 is best) among `n` rates, `None` without a rate.
-
-    Equal rates share the first rank that they occupy. The only answered rollout of a group has the reward 0.
-    """
+    """Return the reward `2 (n - s) / (n - 1) - 1` of the rank `s` (1 is best) among `n` rates."""
     if len(group.answered) == 1:
         return {group.answered[0].id: 0.0}
-    ranked = {i: rate for i, rate in rates.items() if rate is not None}
+    ranked = {i: rate for i, rate in rates.items() if rate is not None}  # without a rate there is no reward
+    # Equal rates share the first rank that they occupy.
     places = {i: sum(other <= rate for other in ranked.values()) - 1 for i, rate in ranked.items()}
     rewards = rewards_from_ranks(places, len(group.rollouts))
     return {i: rewards[i] for i in rates}

@@ -35,15 +35,13 @@ class GroupScore:
             One reward per rollout, in rollout order, each in [-1, 1]. `None` marks an unscored rollout: its judgment
             failed. [`score_by_order`], [`score_by_rank`] and [`score_by_reward`] make them.
         order (`tuple[tuple[int, ...], ...]`, *optional*, defaults to `()`):
-            The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
+            Tiers of rollout ids from worst to best: one id per tier, several where they tie.
         positions (`dict[int, int]`, *optional*, defaults to `{}`):
             Insertion position in 0..K by rollout id. Empty where there was no coarse ranking.
         fine_ranked (`bool`, *optional*, defaults to `False`):
-            Whether at least one interval held two or more rollouts, so that they had to be ranked among themselves.
-        before (`AnchorBuffer`, *optional*):
-            The buffer against which the group was ranked. `None` if there was none yet.
-        after (`AnchorBuffer`, *optional*):
-            The buffer for the next visit.
+            Whether at least one interval held two or more rollouts.
+        before, after (`AnchorBuffer`, *optional*):
+            The buffer against which the group was ranked, and that for the next visit.
 
     Raises:
         `ValueError`: if a reward is outside [-1, 1], or is no number.
@@ -77,11 +75,10 @@ class GroupScore:
 class RewardMethod(Protocol):
     """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only.
 
-    A class that derives from this one needs a `name` and `score`. What `score` asks first, and what it asks whatever
-    the missing rollouts are, is found by `rewards/_prefetch.py`, which runs it with a judge that never answers.
+    A class that derives from this one needs a `name` and `score`.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # so that type checkers take a method for a dataclass
     name: str
     """The name of the method in the ledger.
 
@@ -107,34 +104,18 @@ class RewardMethod(Protocol):
                 The rollouts of one query. [`Step`] has set its epoch.
             buffer (`AnchorBuffer`, *optional*):
                 The query's buffer, `None` on its first visit.
-            judge (`Judge`):
-                The judge to ask.
         """
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """Return how many questions a group costs at least and at most.
-
-        Unless a method knows better, these are the extremes of a few made-up groups with random answers. A step asks
-        equal questions once, so a group with equal rollouts may cost less.
-
-        Args:
-            group (`RolloutGroup`):
-                The rollouts of one query.
-            first (`bool`):
-                Whether the query has no buffer yet.
-        """
+        """Return how many questions a group costs at least and at most. `first`: the query has no buffer yet."""
+        # A guess by simulation, for methods that know no better. It asks equal questions more than once.
         asked = [visit.calls for visit in self._visits(group, first)]
         return min(asked), max(asked)
 
     def most_shown(self, G: int) -> int:
-        """Return how many responses one prompt can show, anchors and references included.
+        """Return how many responses one prompt about a group of `G` can show, anchors and references included.
 
-        The preflight and `rankbuffer-data check` estimate from it which context the judge needs. Unless a method knows
-        better, it is the most of a few made-up groups with random answers.
-
-        Args:
-            G (`int`):
-                Size of a group.
+        The preflight and `rankbuffer-data check` estimate from it which context the judge needs.
         """
         return max(visit.most_shown for visits in simulated_costs(self, G, G) for visit in visits)
 
@@ -146,8 +127,6 @@ def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: 
     """Return the score of a method that orders the rollouts. A rollout that `order` lacks has no reward.
 
     Args:
-        group (`RolloutGroup`):
-            The rollouts of one query. Those without an answer get the reward -1.
         order (`Iterable[Sequence[int]]`):
             Tiers of ids of answered rollouts, from worst to best: one id per tier, several where they tie.
         more:
@@ -157,17 +136,15 @@ def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: 
 
 
 def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **more: Any) -> GroupScore:
-    """Return the score of a method that gives each answered rollout a rank, as [`score_by_order`] does.
+    """Return the score of a method that gives each answered rollout a rank.
 
     Args:
-        group (`RolloutGroup`):
-            The rollouts of one query. Those without an answer get the reward -1.
         ranks (`Mapping[int, Fraction | float]`):
-            The rank of each answered rollout, from 0 (worst) to `n - 1`, or its mean over several orders.
+            From 0 (worst) to `n - 1`, or its mean over several orders.
         more:
             Further fields of [`GroupScore`].
     """
-    empty = [rollout.id for rollout in group.empty]
+    empty = [rollout.id for rollout in group.empty]  # they share the lowest reward, below all answers
     return GroupScore(rewards_from_ranks(ranks, len(group.rollouts), empty), rank_tiers(ranks), **more)
 
 
@@ -175,8 +152,6 @@ def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) ->
     """Return the score of a method without a buffer. The order is that of the rewards; equal rewards share a tier.
 
     Args:
-        group (`RolloutGroup`):
-            The rollouts of one query. Those without an answer get the reward -1.
         rewards (`Mapping[int, float | None]`):
             The reward of each answered rollout by id, in [-1, 1]; `None` if it is unscored.
     """
@@ -192,16 +167,16 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
         name (`str`):
             A file of this folder, such as `pairwise_rank`, or the dotted path of a dataclass elsewhere.
         arguments (`Mapping[str, Any]`):
-            The method's arguments. Each value is checked against the annotation of its field.
+            Each value is checked against the annotation of its field.
         seed (`int`):
             The run's seed, for methods that have an argument `seed`.
 
     Raises:
-        [`SettingsError`]: if there is no such method or no such argument, if a value does not fit, or if the class
-            lacks a member of [`RewardMethod`].
+        [`SettingsError`]: if there is no such method or argument, a value does not fit, or a member is missing.
     """
     cls = find_method(name)
     method: RewardMethod = cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
+    # A class of a user need not derive from `RewardMethod`.
     missing = [each for each in MEMBERS if not hasattr(method, each)]
     if missing or cls.score is RewardMethod.score:
         raise SettingsError(
@@ -240,7 +215,7 @@ def homes() -> dict[str, str]:
     """Return the modules of this folder and of `beyond/`, by the names of their files."""
     folders = [import_module(name) for name in (__package__, f"{__package__}.beyond")]
     return {
-        file.name.lstrip("_"): f"{folder.__name__}.{file.name}"
+        file.name.lstrip("_"): f"{folder.__name__}.{file.name}"  # a recipe names the method, not the private file
         for folder in folders
         for file in iter_modules(folder.__path__)
     }

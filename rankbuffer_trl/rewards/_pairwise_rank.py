@@ -31,12 +31,10 @@ class PairwiseRank(PlaysMatches):
     name = "pairwise_rank"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         rates = win_rates(group, await play_matches(self.matches(group), judge), by_default=len(group.empty))
         return score_by_reward(group, reward_ranks(group, rates))
 
     def matches(self, group: RolloutGroup) -> list[Match]:
-        """Return a match for every pair of answered rollouts."""
         return all_pairs(group, self.seed)
 
 

@@ -24,7 +24,6 @@ class Pointwise(RewardMethod):
     name = "pointwise"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         judged = zip(group.answered, await judge.ask_all(self.questions(group)), strict=True)
         rewards = {rollout.id: None if verdict is None else self.reward(verdict) for rollout, verdict in judged}
         return score_by_reward(group, rewards)
@@ -34,15 +33,12 @@ class Pointwise(RewardMethod):
         return 2 * verdict / 10 - 1
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return 1
 
     def questions(self, group: RolloutGroup) -> list[Question]:
-        """Return one question per answered rollout."""
         return [pointwise_question(group.query, rollout.text) for rollout in group.answered]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = len(group.answered)
         return n, n
 

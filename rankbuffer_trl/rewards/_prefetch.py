@@ -34,13 +34,11 @@ class SilentJudge(Judge):
         self.questions: list[Any] = []
 
     async def ask_with_cost(self, question: Askable) -> NoReturn:
-        """Record a question."""
         await self.ask_all([question])
 
     async def ask_all(self, questions: Iterable[Askable]) -> NoReturn:
-        """Record questions."""
         self.questions += questions
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # for ever: `score` is cancelled here
         raise AssertionError("nobody sets this event")
 
 
@@ -58,7 +56,7 @@ async def unanswered_questions(
     scoring.cancel()
     await asyncio.wait([scoring])
     if not scoring.cancelled():
-        scoring.result()
+        scoring.result()  # raises the error of a method that failed by itself
     return judge.questions
 
 
@@ -67,34 +65,28 @@ async def early_questions(
 ) -> list[Question]:
     """Return the questions that `score` asks at once if all other rollouts have an answer, and also if none has one.
 
-    A method that fails about such a group asks nothing early. If it also fails about the real group, the run says so.
-
     Args:
-        method ([`Scores`]):
-            The method.
         group (`RolloutGroup`):
             The group. The texts of its other rollouts are not empty, and no text that arrived.
         arrived (`Iterable[int]`):
             The ids of the rollouts to ask about.
-        buffer (`AnchorBuffer`, *optional*):
-            The query's buffer.
     """
     arrived = set(arrived)
     others_empty = tuple(r if r.id in arrived else Rollout(r.id, "") for r in group.rollouts)
     try:
         if_empty = await unanswered_questions(method, replace(group, rollouts=others_empty), buffer)
         if_answered = await unanswered_questions(method, group, buffer) if if_empty else []
-    except Exception:
+    except Exception:  # a method that fails about such a group; if it fails about the real one too, the run says so
         return []
     return without(if_empty, without(if_empty, if_answered))
 
 
 def without(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
-    """Return `questions` without those of `others`. A question that comes twice has to be left out twice."""
+    """Return `questions` without those of `others`."""
     left, rest = list(others), []
     for question in questions:
         if question in left:
-            left.remove(question)
+            left.remove(question)  # one of them: a question that comes twice has to be left out twice
         else:
             rest.append(question)
     return rest
@@ -106,6 +98,6 @@ def first_questions(method: Scores, group: RolloutGroup) -> list[Question]:
 
 
 def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own, because the caller may itself be called by a running event loop."""
-    with ThreadPoolExecutor(1) as thread:
+    """Run a coroutine in a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:  # the caller may itself be called by a running event loop
         return thread.submit(asyncio.run, coroutine).result()

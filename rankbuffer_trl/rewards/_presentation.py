@@ -14,14 +14,9 @@ def shuffle(ids: Iterable[object], seed: int, group: RolloutGroup, purpose: obje
     """Return `ids` in the order of the hashes of (seed, query, step, purpose, id).
 
     Args:
-        ids (`Iterable`):
-            Candidate identifiers.
-        seed (`int`):
-            The run's global seed.
-        group (`RolloutGroup`):
-            The group whose query and step go into the hash.
         purpose (*optional*):
             A name for the shuffle. Two shuffles of the same candidates with different purposes differ.
     """
     common = f"{seed}/{group.query.id}/{group.step}/{purpose}"
+    # No generator of random numbers: its state would be one more to save.
     return sorted(ids, key=lambda i: hashlib.sha256(f"{common}/{i}".encode()).digest())

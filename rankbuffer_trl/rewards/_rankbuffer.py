@@ -94,12 +94,6 @@ class RankBuffer(RewardMethod):
                 `G` rollouts of one query. Those without an answer are never judged and share the reward -1.
             buffer (`AnchorBuffer`, *optional*):
                 The query's buffer, `None` on its first visit.
-            judge (`Judge`):
-                The judge. It gets 1 question per answered rollout and 1 per interval that holds two or more of them.
-                When the buffer is bootstrapped, it gets 1 question in all.
-
-        Returns:
-            `GroupScore`: the score. Its `after` is `None` if the query still has no buffer.
         """
         if buffer is None and not self.bootstrap:
             buffer = initial_buffer(group.query.responses, self.k0)
@@ -118,23 +112,19 @@ class RankBuffer(RewardMethod):
         )
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. There is 1 question per answer, and at most 1 per two answers for the intervals."""
         n = len(group.answered)
         if self.bootstrap and first:
-            return int(n >= 2), int(n >= 2)
-        return n, n + n // 2 * self.fine
+            return int(n >= 2), int(n >= 2)  # one ranking of the whole group
+        return n, n + n // 2 * self.fine  # an interval is ranked if it holds two answers or more
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]. Without `max_anchors`, a buffer is taken to double its first number of anchors."""
+        # A buffer is taken to double its first number of anchors.
         insertion = (self.max_anchors or 2 * self.k0) * self.anchor_content + 1
         return max(insertion, G if self.fine or self.bootstrap else 1)
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
-        """Score the first group of a query without reference responses: one ranking gives both rewards and anchors.
-
-        With fewer than two answers there is nothing to rank. If the judgment fails, no answer is scored. In both
-        cases the query still has no buffer, and its next visit tries again.
-        """
+        """Score the first group of a query without reference responses: one ranking gives both rewards and anchors."""
+        # With nothing to rank, or without a verdict, the query still has no buffer, and its next visit tries again.
         if len(group.answered) < 2:
             order = tuple((rollout.id,) for rollout in group.answered)
             return GroupScore(self._rewards(group, order), order)
@@ -147,13 +137,9 @@ class RankBuffer(RewardMethod):
         return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
 
     def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup, judge: Judge) -> AnchorBuffer:
-        """Return the buffer for the next visit.
-
-        If no rollout was placed, then no anchor is changed: such a visit says nothing about the anchors' activity. But
-        if the buffer has outgrown the judge's context, it would fail at each visit. So half of its anchors go.
-        """
+        """Return the buffer for the next visit."""
         frozen = self.static and group.known_epoch >= 1
-        if ranking.positions and not frozen:
+        if ranking.positions and not frozen:  # a visit that placed nothing says nothing of the anchors' activity
             buffer = buffer.update(
                 ranking.sigma,
                 group.known_epoch,
@@ -165,6 +151,7 @@ class RankBuffer(RewardMethod):
         most = self.max_anchors or len(buffer)
         errors = [call.error for call in judge.calls if (call.query_id, call.kind) == (group.query.id, "insert")]
         if not ranking.positions and errors and all(map(TOO_LONG.search, errors)):
+            # Else each later visit would fail too, and the query would be lost.
             most = max(len(buffer) // 2, 2)
             logger.warning(
                 "the %d anchors of query %r do not fit into the judge's context, so its group has no rewards and its"

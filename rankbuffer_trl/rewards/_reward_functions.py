@@ -25,9 +25,6 @@ def load_functions(named: list | str | None) -> tuple[list[Callable], list[float
     Args:
         named (`list` or `str`, *optional*):
             A list of objects with `function`, and optionally `weight` and `args`; or the same as JSON.
-
-    Raises:
-        [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
     """
     items = [load_function(item) for item in parse_setting("reward_functions", named, list, f"a list {FORM}") or ()]
     return [function for function, _ in items], [weight for _, weight in items]
@@ -46,7 +43,7 @@ def load_function(item: Any) -> tuple[Callable, float]:
         raise SettingsError(f"reward_functions: there is no {path} ({error}): set its dotted path") from error
     if args is not None:  # the path names a function that makes the reward function
         try:
-            signature(function).bind(**args)
+            signature(function).bind(**args)  # without a call, so that a bug inside keeps its traceback
         except (TypeError, ValueError) as error:  # some builtins have no signature
             raise SettingsError(f"reward_functions: {path} does not take these args: {error}") from error
         function = function(**args)
@@ -56,7 +53,8 @@ def load_function(item: Any) -> tuple[Callable, float]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return names that all differ: the second one of a name gets `_2` at its end, or the next number that is free."""
+    """Return names that all differ."""
+    # TRL logs a function by its name, so the second one of a name gets `_2`, or the next free number.
     given: list[str] = []
     for name in names:
         others = (f"{name}_{n}" for n in count(2))
@@ -65,14 +63,11 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 def check_function_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
-    """Refuse a reward function that cannot take what it is passed, or needs a column that `of` has not.
-
-    Raises:
-        [`SettingsError`]: before TRL would find it, after the judge was paid for the first step.
-    """
+    """Refuse a reward function that cannot take what it is passed, or needs a column that `of` has not."""
     for function in functions:
         try:
             known = signature(function)
+            # TRL would find it after the judge was paid for a step.
             known.bind(**dict.fromkeys((*GIVEN, *columns, *known.parameters.keys() & {"environments"})))
         except (TypeError, ValueError) as error:
             raise SettingsError(

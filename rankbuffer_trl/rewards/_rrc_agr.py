@@ -45,23 +45,20 @@ class RRCAGR(PlaysMatches):
 
     @property
     def responses_needed(self) -> int:
-        """The number of reference responses that every query must have: `references`."""
         return self.references
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         rates = win_rates(group, await play_matches(self.matches(group), judge))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
     def matches(self, group: RolloutGroup) -> list[Match]:
-        """Return a match of each answered rollout with each reference."""
+        # Names, since ids of rollouts are numbers from 0 too.
         names = {f"reference {n}": text for n, text in enumerate(group.query.responses[: self.references])}
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
         texts.update(names)
         return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in names]
 
     def number(self, n: int) -> int:
-        """See [`PlaysMatches`]."""
         return n * self.references
 
 

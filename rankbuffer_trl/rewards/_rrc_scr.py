@@ -31,14 +31,13 @@ class RRCSCR(PlaysMatches):
     name = "rrc_scr"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         if len(group.answered) == 1:
+            # It has beaten the empty ones.
             return score_by_reward(group, {group.answered[0].id: 1.0 if group.empty else 0.0})
         rates = win_rates(group, await play_matches(self.matches(group), judge), by_default=len(group.empty))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
     def matches(self, group: RolloutGroup) -> list[Match]:
-        """Return a match for every pair of answered rollouts."""
         return all_pairs(group, self.seed)
 
 

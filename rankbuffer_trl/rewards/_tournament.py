@@ -57,7 +57,6 @@ class Tournament(RewardMethod):
         check_at_least(self, repeats=1)
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         ids = players(group)
         points: dict[Candidate, float] = {}  # of those with at least one successful judgment
         if len(ids) == 1:
@@ -86,7 +85,7 @@ class Tournament(RewardMethod):
         self, group: RolloutGroup, candidates: Sequence[Candidate], repeat: int
     ) -> tuple[list[Match], list[Candidate]]:
         """Return the matches of a tournament's next round, and the candidate without a match, if there is one."""
-        purpose = (repeat, len(candidates))
+        purpose = (repeat, len(candidates))  # so that each round of each tournament is drawn anew
         drawn = shuffle(candidates, self.seed, group, purpose)
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.rollouts}
         pairs = zip(drawn[::2], drawn[1::2], strict=False)
@@ -94,22 +93,19 @@ class Tournament(RewardMethod):
         return matches, drawn[len(matches) * 2 :]
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return 2
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = self.repeats * max(len(players(group)) - 1, 0)
         return n, n
 
 
 def players(group: RolloutGroup) -> list[Candidate]:
-    """Return the ids of the rollouts that play: all, or none if there is no answer among them."""
-    return [rollout.id for rollout in group.rollouts] if group.answered else []
+    return [rollout.id for rollout in group.rollouts] if group.answered else []  # those without an answer play too
 
 
 def winner(match: Match, result: Points | None) -> Candidate:
-    """Return the candidate with the point; the one shown first if the judgment failed."""
+    # A failed judgment gives no point, but one has to go on.
     return max(match.shown, key=result.__getitem__) if result else match.shown[0]
 
 

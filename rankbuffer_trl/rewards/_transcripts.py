@@ -33,29 +33,26 @@ def view_of(view: str, messages: Sequence[dict], replies: Sequence[str], limit: 
         return "\n".join(transcript(messages, replies, limit))
     if view == "last_reply":
         return next((reply for reply in reversed(replies) if reply), "")
+    # A rollout that ends in a call or a result has no answer.
     return replies[-1] if from_policy(messages[-1]) and not messages[-1].get("tool_calls") else ""
 
 
 def from_policy(message: dict) -> bool:
-    """Return whether the policy wrote a message, and not a tool.
-
-    Raises:
-        [`SettingsError`]: if neither did. The judge would take the words of another role for the policy's.
-    """
+    """Return whether the policy wrote a message, and not a tool."""
     role = message.get("role", "assistant")
-    if role not in ("assistant", "tool"):
+    if role not in ("assistant", "tool"):  # the judge would take its words for the policy's
         raise SettingsError(f"a rollout has a message of the role {role!r}: give it the role 'tool', or leave it out")
     return role == "assistant"
 
 
 def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> Iterator[str]:
-    """Yield the lines of a rollout: its turns, its calls, and the results, cut to `limit` characters and quoted."""
+    """Yield the lines of a rollout: its turns, its calls, and the results."""
     number = 0
     for message in messages:
         if not from_policy(message):
             result = content_text(message.get("content"))
             yield f"[result of {json_line(message.get('name'))}]"
-            yield quote(result[:limit])
+            yield quote(result[:limit])  # cut before it is quoted, so that the limit is one of the tool's text
             if len(result) > limit:
                 yield f"[{len(result) - limit:,} more characters are left out]"
             continue
@@ -63,6 +60,7 @@ def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> 
         calls = message.get("tool_calls") or ()
         if reply or calls:
             yield f"[turn {number}]"
+        # The policy must not write a heading or a quote of ours.
         yield from (LIKE_OURS.sub(r"\\", visible(line)) for line in reply.splitlines())
         for call in calls:
             function = call.get("function") or call
@@ -70,14 +68,14 @@ def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> 
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content, which may be a list of texts, of images, or of what a tool found."""
-    if not isinstance(content, list):
+    """Return the text of a message's content."""
+    if not isinstance(content, list):  # some templates take a list of texts, of images, or of what a tool found
         return content or ""
     parts = [part if isinstance(part, dict) and part.keys() & {"text", "type"} else {"text": part} for part in content]
     return "\n".join(str(part.get("text", f"({part.get('type')})")) for part in parts)
 
 
 def json_line(value: Any) -> str:
-    """Return a value as JSON in one line. The names and arguments of calls are written by the policy."""
+    """Return a value as JSON in one line."""
     written = json.dumps(value, ensure_ascii=False, default=str)
-    return " ".join(map(visible, written.splitlines()))
+    return " ".join(map(visible, written.splitlines()))  # the policy writes names and arguments of calls

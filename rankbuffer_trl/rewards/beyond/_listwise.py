@@ -85,8 +85,8 @@ class Listwise(RewardMethod):
             )
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         orders = self._orders(group)
+        # One that failed is left out.
         passes = [order for order in await ask_passes(group, orders, judge, kind=PASS) if order is not None]
         asked = {i for order in orders for i in order}
         # A rollout that is alone in its list is asked nothing.
@@ -114,13 +114,12 @@ class Listwise(RewardMethod):
         return balanced(block, 2, self.seed, group, after=self.passes)
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return min(G, self.block or G)
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. The least is without any disagreement, the most with one about every two."""
         n = len(group.answered)
         passes = len(self._orders(group))
+        # The least is without any disagreement, the most with one about every two.
         return passes, passes + (2 * (n // 2) if self.rerank_disputed and passes >= 2 and n > 2 else 0)
 
 

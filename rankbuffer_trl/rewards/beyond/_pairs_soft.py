@@ -50,7 +50,6 @@ class PairsSoft(PlaysMatches):
     name = "pairs_soft"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         matches = self.matches(group)
         readings = await judge.ask_all(match.question for match in matches)
         odds: Any = {m.shown: r.log_odds("A", "B") for m, r in zip(matches, readings, strict=True) if r is not None}
@@ -60,7 +59,6 @@ class PairsSoft(PlaysMatches):
         return score_by_reward(group, rewards)
 
     def matches(self, group: RolloutGroup) -> list[Match]:
-        """Return one match for every pair of answered rollouts, or two, one in each order."""
         answered = {rollout.id: rollout.text for rollout in group.answered}
         once = self._once(group)
         shown = seats(shuffle(answered, 0, group)) if once else permutations(answered, 2)
@@ -70,7 +68,6 @@ class PairsSoft(PlaysMatches):
         ]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         n = self.number(len(group.answered)) * (1 if self._once(group) else 2)
         return n, n
 
@@ -81,12 +78,9 @@ class PairsSoft(PlaysMatches):
 
 
 def seats(ids: list[int]) -> list[tuple[int, int]]:
-    """Return each pair once, in its order of presentation. Each candidate is first in half of its pairs, or nearly.
-
-    Pairs that show the same candidate first follow each other: a server whose cache holds the last prompt alone, as
-    llama.cpp's, reads that candidate once.
-    """
+    """Return each pair once, in its order of presentation. Each candidate is first in half of its pairs, or nearly."""
     pairs = combinations(enumerate(ids), 2)
+    # Sorted by the first: a server whose cache holds the last prompt alone, as llama.cpp's, reads it once for all.
     return sorted((a, b) if 2 * (j - i) <= len(ids) else (b, a) for (i, a), (j, b) in pairs)
 
 
@@ -95,7 +89,7 @@ def mean_leads(odds: Odds) -> dict[int, float]:
     leads: dict[int, list[float]] = {}
     for (i, j), lead in odds.items():
         if (j, i) in odds:
-            leads.setdefault(i, []).append((lead - odds[j, i]) / 2)
+            leads.setdefault(i, []).append((lead - odds[j, i]) / 2)  # the difference of both orders has no place in it
     return {i: fmean(each) for i, each in leads.items()}
 
 

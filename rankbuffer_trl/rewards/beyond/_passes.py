@@ -23,73 +23,51 @@ CONVERGED = 1e-9  # change of a strength in one iteration, as a share, at which 
 def balanced(ids: Iterable[int], passes: int, seed: int, group: RolloutGroup, after: int = 0) -> list[tuple[int, ...]]:
     """Return several orders of presentation that treat all candidates alike.
 
-    Pass 0 is a shuffle, pass 1 its reverse, pass 2 the shuffle with its halves exchanged, and pass 3 the reverse of
-    pass 2. Passes 4 to 7 come from another shuffle in the same way, and so on.
-
     * Each pair (an order and its reverse) gives all candidates the same mean position in the prompt. A linear position
-      bias therefore cancels: without other errors, a better candidate is above a worse one in at least one of the two.
+    bias therefore cancels: without other errors, a better candidate is above a worse one in at least one of the two.
     * Each four passes give an even number of candidates the same mean distance from the middle. A bias for or against
-      the middle cancels, too. If the number is odd, these mean distances differ by half a position, which is the least
-      that two orders and their reverses allow.
+    the middle cancels, too. If the number is odd, these mean distances differ by half a position, which is the least
+    that two orders and their reverses allow.
 
     Args:
-        ids (`Iterable[int]`):
-            Candidate identifiers.
         passes (`int`):
             The number of orders, even or 1. An odd number above 1 leaves one order without its reverse.
-        seed (`int`):
-            The run's global seed.
-        group (`RolloutGroup`):
-            The group whose query and step go into the shuffles.
         after (`int`, *optional*, defaults to `0`):
             The number of passes that came before, even. The orders continue from there.
-
-    Returns:
-        `list[tuple[int, ...]]`: the orders, each once. There are fewer than `passes` if `ids` has fewer orders: one
-        candidate has one, and two have two.
     """
     orders = []
     ids = list(ids)
+    # Pass 0 is a shuffle, 1 its reverse, 2 the shuffle with its halves exchanged, 3 the reverse of 2; then another
+    # shuffle in the same way.
     for number in range(after, after + passes):
         order = shuffle(ids, seed, group, f"look {number // 4}")  # part of the hash: another word is another order
         if number % 4 >= 2:
             order = order[len(order) // 2 :] + order[: len(order) // 2]
         orders.append(tuple(order[::-1] if number % 2 else order))
-    return list(dict.fromkeys(orders))
+    return list(dict.fromkeys(orders))  # one candidate has one order, and two have two
 
 
 def block_orders(group: RolloutGroup, passes: int, block: int, seed: int) -> list[tuple[int, ...]]:
     """Return the lists of a group that is larger than a prompt. Each pass shows the answers once, in several lists.
 
-    Each pass cuts a shuffle of all ids into the fewest blocks of nearly equal size. The answers of a block are a list,
-    if it has two or more. Their order follows [`balanced`]. No list depends on the rollouts of another one, so it can
-    be asked while those are still generated.
-
     Args:
-        group (`RolloutGroup`):
-            The group.
         passes (`int`):
-            The number of passes, even or 1.
+            Even or 1.
         block (`int`):
             The most rollouts of a list. At least 2.
-        seed (`int`):
-            The run's global seed.
     """
     ids, answered = range(len(group.rollouts)), {rollout.id for rollout in group.answered}
-    n = math.ceil(len(ids) / block)
+    n = math.ceil(len(ids) / block)  # the fewest blocks, of nearly equal size
     lists = []
     for number, order in enumerate(balanced(ids, passes, seed, group)):
+        # Of all ids: no list depends on rollouts of another, so it is asked while those are still generated.
         shuffled = shuffle(ids, seed, group, f"blocks {number}")
         lists += [tuple(i for i in order if i in answered.intersection(shuffled[j::n])) for j in range(n)]
     return [each for each in dict.fromkeys(lists) if len(each) > 1]
 
 
 def check_passes(passes: int) -> None:
-    """Refuse a number of passes that [`balanced`] cannot balance.
-
-    Raises:
-        [`SettingsError`]: if `passes` is neither 1 nor an even number above 0.
-    """
+    """Refuse a number of passes that [`balanced`] cannot balance."""
     if passes != 1 and (passes < 2 or passes % 2):
         raise SettingsError(
             f"passes must be 1 or an even number, got {passes}: each order of presentation needs its reverse, so that"
@@ -101,8 +79,6 @@ def pass_questions(group: RolloutGroup, orders: Iterable[Sequence[int]], kind: s
     """Return one ranking question per order of presentation, labelled by slot.
 
     Args:
-        group (`RolloutGroup`):
-            The group whose rollouts are shown.
         orders (`Iterable[Sequence[int]]`):
             Ids of rollouts in the order in which the judge sees them.
         kind (`str`):
@@ -125,15 +101,12 @@ async def ask_passes(
 def mean_ranks(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
     """Return the mean rank of each candidate over several orders, from 0 (worst) to `n - 1`.
 
-    The rank of candidate `i` is the sum, over all other candidates `j`, of the share of orders that put `i` above
-    `j`. Only orders with both of them count. If every order holds all candidates, this is the mean of their ranks.
+    The rank of candidate `i` is the sum, over all other candidates `j`, of the share of orders that put `i` above `j`.
+    Only orders with both of them count.
 
     Args:
         orders (`Sequence[Sequence[T]]`):
             Candidates from worst to best. Every two candidates share at least one order.
-
-    Returns:
-        `dict[T, Fraction]`: exact numbers, so that equal ranks compare equal.
 
     Example:
 
@@ -145,6 +118,7 @@ def mean_ranks(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
     ```
     """
     above, known = _above(orders)
+    # Exact numbers, so that equal ranks compare equal.
     return {
         i: sum((Fraction(above[i, j], above[i, j] + above[j, i]) for j in known if j != i), Fraction()) for i in known
     }
@@ -154,17 +128,11 @@ def expected_ranks(orders: Sequence[Sequence[T]]) -> dict[T, float]:
     """Return the rank that each candidate is expected to have among all, if no order holds them all.
 
     By Bradley and Terry's model, `i` is above `j` with the chance `s_i / (s_i + s_j)`. The strengths `s` are the
-    likeliest ones, if each candidate also won and lost once against a made-up one of strength 1. So a candidate that
-    won everything has a strength, and candidates that no chain of orders compares have one scale. The rank of `i` is
-    the sum of its chances against all others. But for the made-up candidate, this would be [`mean_ranks`] wherever
-    all orders hold all candidates. The iteration is that of Newman 2023 (arXiv:2207.00076).
+    likeliest ones. The rank of `i` is the sum of its chances against all others.
 
     Args:
         orders (`Sequence[Sequence[T]]`):
             Candidates from worst to best.
-
-    Returns:
-        `dict[T, float]`: numbers above 0 and below `n - 1`, rounded, so that equal ranks compare equal.
 
     Example:
 
@@ -177,10 +145,13 @@ def expected_ranks(orders: Sequence[Sequence[T]]) -> dict[T, float]:
     above, known = _above(orders)
     met = {i: [(j, above[i, j], above[j, i]) for j in known if above[i, j] or above[j, i]] for i in known}
     strength, moved = dict.fromkeys(known, 1.0), 1.0
+    # The iteration is that of Newman 2023 (arXiv:2207.00076).
     while moved > CONVERGED:
         moved = 0.0
         for i in known:
             old = strength[i]
+            # As if it had also won and lost once against one of strength 1: so a candidate that won everything has a
+            # strength, and candidates that no chain of orders compares have one scale.
             won = lost = 1 / (old + 1)
             for j, wins, losses in met[i]:
                 won += wins * strength[j] / (old + strength[j])
@@ -188,7 +159,7 @@ def expected_ranks(orders: Sequence[Sequence[T]]) -> dict[T, float]:
             strength[i] = won / lost
             moved = max(moved, abs(strength[i] / old - 1))
     chances = {i: [strength[i] / (strength[i] + strength[j]) for j in known if j != i] for i in known}
-    return {i: round(sum(each), 6) for i, each in chances.items()}
+    return {i: round(sum(each), 6) for i, each in chances.items()}  # rounded, so that equal ranks compare equal
 
 
 def _above(orders: Sequence[Sequence[T]]) -> tuple[Counter[tuple[T, T]], list[T]]:
@@ -201,14 +172,11 @@ def disputed(orders: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
     """Return the blocks of candidates about whose order several orders disagree.
 
     The order by mean rank is cut wherever every order puts all candidates below the cut under all those above it. The
-    blocks are the pieces with two or more candidates. No dispute crosses a cut, so each block can be ranked alone.
+    blocks are the pieces with two or more candidates, from worst to best.
 
     Args:
         orders (`Sequence[Sequence[T]]`):
             Orders of the same candidates from worst to best.
-
-    Returns:
-        `list[tuple[T, ...]]`: the blocks from worst to best, each in the order of the first of `orders`.
 
     Example:
 
@@ -221,6 +189,6 @@ def disputed(orders: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
     blocks, start = [], 0
     for end in range(1, len(orders[0]) + 1):
         if len({frozenset(order[:end]) for order in orders}) == 1:  # all orders have the same candidates below the cut
-            blocks.append(tuple(orders[0][start:end]))
+            blocks.append(tuple(orders[0][start:end]))  # no dispute crosses a cut, so each is ranked alone
             start = end
     return [block for block in blocks if len(block) > 1]

@@ -33,7 +33,6 @@ class RankBufferSoft(RankBuffer):
     name = "rankbuffer_soft"
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RankBuffer.score`]. A rollout whose judgment failed is unscored."""
         if buffer is None and self.bootstrap:
             return await self._bootstrap(group, judge)
         buffer = buffer or initial_buffer(group.query.responses, self.k0)
@@ -43,6 +42,7 @@ class RankBufferSoft(RankBuffer):
             for rollout in group.answered
         )
         heard = {r.id: reading for r, reading in zip(group.answered, readings, strict=True) if reading is not None}
+        # The order; the intervals are those that the judge said, see above.
         means = {i: reading.mean for i, reading in heard.items()}
         positions = {i: reading.value for i, reading in heard.items()}
         rising = sorted(means, key=means.__getitem__)

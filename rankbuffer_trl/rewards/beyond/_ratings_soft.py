@@ -26,11 +26,9 @@ class RatingsSoft(Pointwise):
     name = "ratings_soft"
 
     def reward(self, verdict: Reading) -> float:
-        """See [`Pointwise`]."""
         return 2 * verdict.mean / RATING_MAX - 1
 
     def questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`Pointwise`]."""
         return [replace(pointwise_question(group.query, r.text, most=RATING_MAX), soft=True) for r in group.answered]
 
 

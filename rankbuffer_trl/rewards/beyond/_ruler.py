@@ -30,18 +30,15 @@ class Ruler(RewardMethod):
     shows_whole_groups = True
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RewardMethod`]."""
         shown = shuffle([rollout.id for rollout in group.answered], self.seed, group, "group")
         texts = [group.rollouts[i].text for i in shown]
         scores = await judge.ask(group_question(group.query, texts)) if texts else None
         return score_by_reward(group, {i: scores and 2 * scores[place] / 100 - 1 for place, i in enumerate(shown)})
 
     def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
         return G
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
         asked = int(bool(group.answered))
         return asked, asked
 
