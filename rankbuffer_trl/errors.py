@@ -24,5 +24,14 @@ class RankBufferError(Exception):
     """Whether the error ends a training step alone, on all processes, so that the steps before it can be saved."""
 
 
+class NotFiniteError(RankBufferError, ArithmeticError):
+    """A reward or a gradient is infinite or no number, which one step would put into all weights of the policy.
+
+    Every process raises it, since all have the same rewards and the same gradient.
+    """
+
+    leaves_step = True
+
+
 class SettingsError(RankBufferError, ValueError):
     """A setting has a value that cannot work, or two settings contradict each other."""

@@ -1,6 +1,8 @@
 """The resumable trainer alone: without a judge, ranks or our settings, with a state of a few lines."""
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from rankbuffer_trl.checkpointing import _distributed as distributed
 from rankbuffer_trl.checkpointing._distributed import StepLeft, for_others, leaves_step
 from rankbuffer_trl.checkpointing._trainer import ResumableTrainer
 from rankbuffer_trl.checkpointing.manifest import FOLDER, CheckpointError
+from rankbuffer_trl.errors import NotFiniteError
 
 
 class Rewards:
@@ -142,6 +145,17 @@ def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy,
     assert not [*(tmp_path / "inside").glob("checkpoint-*")]
 
 
+@pytest.mark.parametrize(("fp16", "left"), [(False, True), (True, False)])
+def test_a_step_without_a_finite_gradient_is_not_taken(tmp_path, tiny_policy, fp16, left):
+    trainer = make(tmp_path, tiny_policy, Rewards(), save_strategy="no", max_steps=3, scale_rewards="none")
+    trainer.args.fp16 = fp16
+    trainer.reward_funcs = [lambda trainer_state, **_: [1.0, -math.inf if trainer_state.global_step == 2 else 2.0]]
+    with pytest.raises(NotFiniteError, match="the gradient of step 3") if left else nullcontext():
+        trainer.train()
+    weights = [weight.isfinite().all() for weight in trainer.model.parameters()]
+    assert all(weights) == left == (tmp_path / "checkpoint-2").exists()
+
+
 class Draws(TrainerCallback):
     """A callback that draws a random number for each line of the log."""
 
@@ -177,8 +191,8 @@ def test_leaves_step_is_false_for_an_error_that_one_of_several_processes_has(mon
     told = for_others(everywhere)
     for processes, alone in (1, True), (2, False):
         monkeypatch.setattr(distributed, "PartialState", lambda n=processes: SimpleNamespace(num_processes=n))
-        errors = everywhere, told, ServerError(), for_others(ValueError())
-        assert [leaves_step(each) for each in errors] == [True, True, alone, False]
+        errors = everywhere, told, NotFiniteError(), ServerError(), for_others(ValueError())
+        assert [leaves_step(each) for each in errors] == [True, True, True, alone, False]
 
 
 def test_a_second_training_knows_nothing_of_the_first_one(tmp_path, tiny_policy):

@@ -1,13 +1,16 @@
 """What a recipe may name by its dotted path: a judge and further reward functions."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 
 import pytest
+import torch
 from helpers.scripted import config
+from trl import GRPOTrainer
 
-from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.errors import NotFiniteError, SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.rewards._reward_functions import numbered
@@ -86,6 +89,27 @@ def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     names = ["rank_reward", "format_reward", "shorter", "think_format_reward", "shorter_2", "last"]
     assert trainer.reward_func_names == names, "TRL logs by name"
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 0.02, 1])
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan"), 1e39])
+def test_a_reward_that_is_no_number_leaves_its_step_and_none_leaves_a_rollout_out(
+    tmp_path, training, rows, caplog, monkeypatch, value
+):
+    async def later(completions, split, trainer_state, **kwargs):
+        odd = {"train": value if trainer_state.global_step == 2 else None, "eval": value}[split[0]]
+        return [odd if i == 3 else 0.0 for i in range(len(completions))]
+
+    evaluation = dict(eval_strategy="steps", eval_steps=1, eval_dataset=rows.select([0, 1]))
+    trainer = training(max_steps=4, reward_funcs=later, **evaluation)
+    with pytest.raises(NotFiniteError, match=r"function later gave (inf or NaN|-inf) for rollout 3: return"):
+        trainer.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    logged = [log["eval_rewards/later/mean"] for log in trainer.state.log_history if "eval_reward" in log]
+    assert logged == [0, 0] and caplog.text.count("for rollout 3") == 1, "an evaluation goes on without it"
+    trainer._models[2] = True  # as if it were a reward model, which has no `None`
+    with pytest.raises(NotFiniteError, match="gave nan for rollout 0"):
+        monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda *_: torch.tensor([[0.0, 0.0, math.nan]]))
+        trainer._calculate_rewards([{}] * 24, [], [], [])
 
 
 def test_a_reward_model_of_trl_is_named_by_a_text(training, monkeypatch):

@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.errors import NotFiniteError, SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge._rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards._format import AnswerExtractor
@@ -281,6 +281,11 @@ def test_beside_takes_functions_that_trl_calls_itself():
     for other in (later, "a/model", torch.nn.Linear(1, 1), SimpleNamespace):
         with pytest.raises(SettingsError, match="beside takes functions"):
             RankBufferReward.beside(None, other)
+    for value in (math.nan, -math.inf):
+        rank = SimpleNamespace(_unscored=[False, False])
+        _, length = RankBufferReward.beside(rank, lambda value=value, **columns: [None, value])
+        with pytest.raises(NotFiniteError, match=r"gave .* for rollout 1"):
+            length()
 
 
 def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):

@@ -6,6 +6,8 @@ from typing import TypeVar
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
+from ..errors import NotFiniteError
+
 T = TypeVar("T")
 EVERYWHERE = "Every process has raised this error, or one that names it."
 
@@ -35,8 +37,8 @@ def leaves_step(error: Exception) -> bool:
     """Return whether an error ends a step alone, and every process raises it."""
     # Then they can save together. An error of a user's reward function may be known to its process alone: the others
     # would not come to the saving.
-    alone = not isinstance(error, MainProcessError) and EVERYWHERE not in getattr(error, "__notes__", ())
-    return getattr(error, "leaves_step", False) and not (alone and PartialState().num_processes > 1)
+    known = isinstance(error, MainProcessError | NotFiniteError) or EVERYWHERE in getattr(error, "__notes__", ())
+    return getattr(error, "leaves_step", False) and (known or PartialState().num_processes == 1)
 
 
 def on_main_process(work: Callable[[], T]) -> T:

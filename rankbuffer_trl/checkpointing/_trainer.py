@@ -4,6 +4,7 @@ It knows nothing of rewards. What a run changes beside the policy is its [`RunSt
 taken back together with the policy.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from ..errors import RankBufferError
+from ..errors import NotFiniteError, RankBufferError
 from ..files import free_space
 from . import manifest
 from ._checkpoint import (
@@ -210,6 +211,15 @@ class ResumableTrainer(GRPOTrainer):
             except Exception as second:  # the first error is the cause, and is the one to raise
                 logger.warning(f"the steps before could not be saved either: {second}")
             raise
+
+    def _get_grad_norm(self, *args, **kwargs) -> Any:
+        """Return the norm of the gradient as transformers does. Leave the step if it would destroy the policy."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        # With fp16, the scaler leaves such a step out. DeepSpeed tells the norm of a step that it has taken.
+        if norm is not None and not (self.args.fp16 or self.is_deepspeed_enabled or math.isfinite(norm)):
+            said = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
+            raise NotFiniteError(f"{said}, so the step was not taken: lower learning_rate, or set dtype to float32")
+        return norm
 
     def _save_without_step(self) -> None:
         """Save the end of the step before, if this run has made one and it is not saved, on all processes."""

@@ -4,8 +4,10 @@ They are functions of TRL or of your own. They stand beside the rank reward, and
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
+from functools import wraps
+from inspect import iscoroutinefunction, signature
 from itertools import chain, count
+from math import inf
 from typing import Any
 
 from ..errors import SettingsError
@@ -50,6 +52,25 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not callable(function):
         raise SettingsError(f"reward_functions: {path} is not a function")
     return function, float(weight)
+
+
+def with_inf_for_nan(function: Callable) -> Callable:
+    """Return the reward function, which gives inf for NaN: TRL makes NaN of `None`, and leaves such a rollout out."""
+
+    def told(values: Iterable) -> list:
+        return [value if value == value else inf for value in values]
+
+    async def later(**columns: Any) -> list:
+        return told(await function(**columns))
+
+    waits = iscoroutinefunction(function) or iscoroutinefunction(function.__call__)  # type: ignore[operator]
+    return wraps(function)(later if waits else lambda **columns: told(function(**columns)))
+
+
+def not_finite(name: str, row: int, value: float) -> str:
+    """Say in a line which reward function gave infinity or NaN, and for which rollout."""
+    what = "inf or NaN" if value == inf else f"{value:g}"
+    return f"the reward function {name} gave {what} for rollout {row}: return a finite number, or None to leave it out"
 
 
 def numbered(names: Sequence[str]) -> list[str]:

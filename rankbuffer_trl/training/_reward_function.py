@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from inspect import iscoroutinefunction, isfunction
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -23,7 +24,7 @@ from trl import GRPOConfig
 from .._step import PENDING
 from ..checkpointing._distributed import made_on_main_process, on_main_process
 from ..data._queries import DataError, QueryTable, normal_row
-from ..errors import SettingsError
+from ..errors import NotFiniteError, SettingsError
 from ..groups import Messages, Rollout, RolloutGroup
 from ..judge import Judge
 from ..monitoring._metrics import PLACEMENT, placement_columns, step_metrics
@@ -33,6 +34,7 @@ from ..monitoring.progress import OpenWindow, newest_window
 from ..rewards._format import Answer, AnswerExtractor, completion_text
 from ..rewards._method import RewardMethod
 from ..rewards._rankbuffer import RankBuffer
+from ..rewards._reward_functions import not_finite, with_inf_for_nan
 from ..store import BufferStore
 from ._config import RankBufferConfig, check_best_metric
 from ._scorer import GroupScorer
@@ -403,7 +405,10 @@ class RankBufferReward:
 
             @wraps(other)  # TRL logs a reward under the name of its function
             def reward(**columns: Any) -> list[float | None]:
-                values = zip(other(**columns), self._unscored, strict=True)  # TRL has just called this object
+                given = with_inf_for_nan(other)(**columns)
+                if odd := [(row, value) for row, value in enumerate(given) if value in (inf, -inf)]:
+                    raise NotFiniteError(not_finite(other.__name__, *odd[0]))
+                values = zip(given, self._unscored, strict=True)  # TRL has just called this object
                 # With `None` from all functions, TRL leaves a rollout out. Else TRL would count its rank as 0, that
                 # of an average answer.
                 return [None if unscored else value for value, unscored in values]

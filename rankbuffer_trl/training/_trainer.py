@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ from ..checkpointing._distributed import on_main_process
 from ..checkpointing._trainer import ResumableTrainer
 from ..data._prompts import check_prompts
 from ..data._queries import QueryTable
-from ..errors import SettingsError
+from ..errors import NotFiniteError, SettingsError
 from ..judge import Judge
 from ..monitoring._buffer_table import write_table
 from ..monitoring._model_card import PAPER, CardFacts, write_model_card
@@ -28,7 +29,7 @@ from ..monitoring._no_gradient import GradientMonitor, Pull
 from ..monitoring._non_fatal import non_fatal
 from ..monitoring._step_log import StepLog
 from ..rewards._format import Answer, AnswerExtractor, format_reward
-from ..rewards._reward_functions import numbered
+from ..rewards._reward_functions import not_finite, numbered, with_inf_for_nan
 from ..store import BufferStore
 from ._advantages import scale_by_signal
 from ._config import RankBufferConfig
@@ -36,7 +37,7 @@ from ._plan import RunPlan
 from ._rollouts import check_context, limit_requests, separate_rollouts, spare_proxy
 from ._state import StoreState
 
-logger = logging.getLogger(__name__)
+logger, once = logging.getLogger(__name__), get_logger(__name__)
 
 NO_POLICY = "model_name_or_path is not set: name the policy to train"
 THOUGHTS = (
@@ -92,6 +93,7 @@ class RankBufferTrainer(ResumableTrainer):
 
     _tag_names = ["trl", "grpo", "rankbuffer"]
     reward_func_names: list[str]
+    reward_funcs: list[Any]
     _name = "RankBuffer"
     _paper = PAPER
 
@@ -132,6 +134,9 @@ class RankBufferTrainer(ResumableTrainer):
             **kwargs,
         )
         self.reward_func_names = numbered(self.reward_func_names)  # TRL logs two of one name as one
+        self._models = torch.tensor([isinstance(each, torch.nn.Module) for each in self.reward_funcs])
+        told = zip(self._models, self.reward_funcs, strict=True)
+        self.reward_funcs = [each if model else with_inf_for_nan(each) for model, each in told]
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         if self.accelerator.is_main_process and self._rounds_away():
@@ -233,6 +238,14 @@ class RankBufferTrainer(ResumableTrainer):
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, self._read, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        odd = rewards.isinf() | (rewards.isnan() & self._models.to(rewards.device))  # a model gives no `None`
+        if odd.any():
+            row, column = odd.nonzero()[0].tolist()
+            said = not_finite(self.reward_func_names[column], row, rewards[row, column].item())
+            if training:
+                raise NotFiniteError(said)
+            once.warning_once(said)
+            rewards[odd] = torch.nan
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         if self.args.scale_by_signal and training:
             rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
