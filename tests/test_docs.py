@@ -319,7 +319,7 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
             store.save(tmp_path / str(i) / "runs" / "mine" / "checkpoint-100" / "rankbuffer")
             monkeypatch.chdir(tmp_path / str(i))
             for word, real in {
-                "judge_url=": f"{small}judge_url=",
+                " judge_url=": f" {small}judge_url=",
                 "GRPOConfig(output_dir": f"GRPOConfig({small}output_dir",
                 "http://127.0.0.1:8001/v1": f"{address}/v1",
                 "my-judge": "rubric-judge",

@@ -71,6 +71,7 @@ from rankbuffer_trl.judge._errors import masked
 from rankbuffer_trl.judge._judge import ODD, warn_of_counts
 from rankbuffer_trl.judge._ledger import MOST_TOKENS
 from rankbuffer_trl.judge._openai_client import OpenAIClient
+from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.training._first import first_question
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
@@ -153,6 +154,8 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "always 502": (status(502), 1, 2, "down", "HTTP 502"),
     "always 503": (refusing(503, "no upstream"), 1, 2, "down", "HTTP 503: no upstream"),
     "always 504": (status(504), 1, 2, "down", "HTTP 504"),
+    **{f"always {code}": (status(code), 1, 2, "down", f"HTTP {code}") for code in (520, 521, 529, 530)},
+    **{f"always {code}": (status(code, "early"), 1, 2, "busy", f"HTTP {code}") for code in (425, 499)},
     "always 500": (status(500, "on fire"), 1, 2, "busy", "HTTP 500"),
     "always 429": (refusing(429, "slow down"), 1, 2, "busy", "slow down"),
     "429, come back in an hour": (status(429, headers={"Retry-After": "3600"}), 1, 1, "busy", "HTTP 429"),
@@ -273,10 +276,27 @@ def test_a_hint_fits_the_status(fault, question):
         429: "lower judge_concurrency",
         422: "refuses the request",
         503: "Is the server up",
+        (400, "This model's maximum context length is 4096 tokens"): "need a longer context",
+        (400, "The response was filtered by our content management policy"): "server's filter",
+        (403, "Your input was flagged"): "server's filter",
+        (403, "Key limit exceeded (total limit)"): "has no credit left",
     }
     for code, hint in told.items():
-        with pytest.raises(JudgeError, match=rf"HTTP {code}.* {hint}"):
-            ask_first(fault.judge(status(code), 0), question)
+        answer = status(code) if isinstance(code, int) else refusing(*code)
+        with pytest.raises(JudgeError, match=rf"HTTP .* {hint}") as error:
+            ask_first(fault.judge(answer, 0), question)
+        assert "should hold the key" not in str(error.value)
+
+
+def test_client_names_another_model_that_answers_once(fault, question, caplog):
+    named = ("gpt-4o-2024-08-06", "openai/gpt-4o", "gpt-4o:nitro", "GPT-4o-latest", "", None, 7)
+    for model in (*named, "gpt-4o-mini", "gpt-4o-mini", "llama-3"):
+        text = completion(GOOD).body.replace(b'"model": "m"', b'"model": ' + json.dumps(model).encode())
+        client = fault.client(body(text), 0)
+        client.model = "gpt-4o"
+        assert ask_all(Judge(client), [question]) == [1]
+    lines = [line for line in caplog.messages if "was asked for the model gpt-4o and answers as" in line]
+    assert [line.split("answers as ")[1].split(":")[0] for line in lines] == ["gpt-4o-mini", "llama-3"]
 
 
 def test_client_waits_as_long_as_a_server_says(fault, question, monkeypatch):
@@ -379,9 +399,8 @@ def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutra
 
     settings = {"request": {"min_p": None}, "role": role}
     openai_client.VLLM.clear()
-    client = fault.client(handle, 0, **settings)
-    within(PATIENT, client, client.models)
-    assert ask_all(Judge(fault.client(handle, 0, **settings)), [question]) == [1]
+    assert ask_all(Judge(Servers([fault.client(handle, 0, **settings)])), [question] * 3) == [1] * 3
+    assert len(fault.seen) == 3 + (role == "judge"), "one look at the models, before the first question"
     expected = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0} if neutral else {}
     assert fault.seen[-1].items() & openai_client.NEUTRAL.items() == expected.items()
 

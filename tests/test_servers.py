@@ -257,6 +257,24 @@ def test_servers_that_are_waited_for_end_with_the_time_of_a_step(scorer):
     assert list(made.store.rows("SELECT DISTINCT outcome FROM calls")) == [("cancelled",)]
 
 
+@pytest.mark.parametrize(("status", "gone"), [(404, True), (None, True), (425, True), (500, True), (400, False)])
+def test_a_server_that_has_answered_and_gives_no_token_any_more_is_down(status, gone):
+    async def restarts(judge, lines, client):
+        client.state, client.status = "refused", status
+        assert await ask(judge, question("a")) == {("unreachable", client.name, 1)}, "it never answered: no wait"
+        client.state = "up"
+        await ask(judge, question("a"))
+        client.state = "refused"
+        task = asyncio.create_task(ask(judge, question("b")))
+        if gone:
+            await until(lambda: lines)
+            client.state = "up"
+            await show(lines, client)
+        assert await task == {("parsed" if gone else "unreachable", client.name, 1 + gone)}
+
+    played(restarts, 1, wait=FOR_EVER)
+
+
 def test_servers_give_up_a_question_that_kills_them_again_and_again():
     async def deadly(judge, lines, *clients):
         good, bad = at_home(judge, clients[0], 2)

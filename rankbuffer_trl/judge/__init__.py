@@ -1,7 +1,6 @@
 """The judge: questions in the paper's words, one class that asks them, clients that answer, a ledger of the cost."""
 
-from typing import TYPE_CHECKING, Any
-
+from ._completion import TOO_LONG
 from ._endpoint import Endpoint, check_url
 from ._errors import JudgeError, TransportError, first_leaf, printable
 from ._judge import Askable, ChatClient, Judge, explain
@@ -43,15 +42,3 @@ from ._verdicts import (
     scores_verdict,
     shorten_json,
 )
-
-if TYPE_CHECKING:
-    from ._openai_client import OpenAIClient
-
-
-def __getattr__(name: str) -> Any:
-    """Import the client at its first use, so that a report need not wait for `openai` (0.5 s)."""
-    if name != "OpenAIClient":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._openai_client import OpenAIClient
-
-    return OpenAIClient

@@ -16,6 +16,8 @@ FINISHED = re.compile(
 LIMIT = re.compile("length|max|limit|context|truncat", re.I)
 ABRUPT = re.compile("unexpected|premature|early|incomplete", re.I)
 FILTER = re.compile("filter|safety|refus|sensitive|prohibit|block|recitation|spii|guardrail|toxic|moderation", re.I)
+TOO_LONG = re.compile(r"context.{0,9}(length|size|window)|too long|exceeds the maximum", re.I)  # words of a 400
+FLAGGED = re.compile(r"content.?filter|content management policy|flagged|moderation", re.I)  # words of a 400 or 403
 STATUSES = (  # what an error without a number is, by its own words
     (402, re.compile(r"insufficient.?(quota|balance|funds|credit)|billing|payment", re.I)),
     (401, re.compile(r"invalid.?api.?key|unauthori[sz]ed|authentication", re.I)),

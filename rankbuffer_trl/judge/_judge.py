@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from ..groups import storable
-from ._completion import ALL_THOUGHT, CUT_OFF, FREE_FORM, WITHHELD
+from ._completion import ALL_THOUGHT, CUT_OFF, FREE_FORM, TOO_LONG, WITHHELD
 from ._errors import JudgeError, TransportError, printable
 from ._ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
 from ._probabilities import ProbabilityError
@@ -24,6 +24,8 @@ SAMPLES = "fewer answers than judge_samples"
 REPEATED = 500  # characters of the answer, and of its fault, in that turn
 NAMED = "Is the server up, and do judge_url and judge_model name it?"
 REFUSED = "The server is up and refuses the request. judge_request and judge_decoding add fields to it."
+FILTERED = "That is the server's filter or the model's refusal: take another judge, or leave the query out."
+SHORTEN = "serve the judge with one, lower max_completion_length, or take a method that shows fewer responses at once"
 HINTS = {  # what to do about an HTTP status
     402: "The account of the judge has no credit left: top it up, and resume.",
     404: NAMED,
@@ -313,15 +315,17 @@ def explain(call: Call) -> str:
             return f"{cause} This judge asks no server: change its code or its arguments, or name one with judge_url."
         if SAMPLES in call.error:
             return f"{cause} Name another server, or set judge_samples to 1."
+        if WITHHELD in call.error:
+            return f"{cause} {FILTERED}"
+        if call.status == 400 and TOO_LONG.search(call.error):
+            return f"{cause} Prompt and answer need a longer context: {SHORTEN}."
         status = call.status or 0
         return f"{cause} {HINTS.get(status, REFUSED if 400 <= status < 500 else NAMED)}"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
     if "logprobs" in call.error:
         return cause
     if WITHHELD in call.error:
-        return (
-            f"{cause} That is the server's filter or the model's refusal: take another judge, or leave the query out."
-        )
+        return f"{cause} {FILTERED}"
     if FREE_FORM in call.error:
         return f"{cause} Set judge_decoding to a form that it imposes, or to none."
     if CUT_OFF in call.error or ALL_THOUGHT in call.error or in_thought(call.answer):

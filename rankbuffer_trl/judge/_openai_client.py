@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import time
 from contextlib import suppress
@@ -13,13 +14,15 @@ from urllib.request import getproxies
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from ._completion import FREE_FORM, fault_in_content, read_completion, words_of
+from ._completion import FLAGGED, FREE_FORM, WITHHELD, fault_in_content, read_completion, words_of
 from ._endpoint import Endpoint, read_key
-from ._errors import ECHOED, TransportError, masked
+from ._errors import ECHOED, TransportError, masked, printable
 from ._http import Limits, ReadTimeout, Request, Response
 from ._judge import SAMPLES, Askable
 from ._ledger import Reply, Tally
 from ._turns import Turns
+
+logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
@@ -29,18 +32,23 @@ MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 CHAT = "/chat/completions"
+GONE = (502, 503, 504, *range(520, 525), 527, 529, 530)  # those above 504 are Cloudflare's, and 529 is Anthropic's
+PASSING = (425, 499)  # sent too early, and a connection that the gateway closed
 SLOW = (408, 504, 524)  # what gateways answer when the server behind them is too slow
 NO_CREDIT = re.compile(  # in the fields for programs; in words, Gemini says "quota" and "billing" of a limit a minute
     rb'"(code|type|error_type|status)"\s*:\s*"(insufficient_(quota|balance|funds|credits)|billing_hard_limit_reached'
-    rb'|billing_not_active|exceeded_current_quota_error|Arrearage)"',
+    rb'|billing_not_active|exceeded_current_quota_error|Arrearage)"|"message"\s*:\s*"Key limit exceeded',
     re.I,
 )
 IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
 PING = [{"role": "user", "content": "ping"}]
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
 """What vLLM would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
-VLLM: set[str] = set()
-"""The addresses of this process whose lists of models say that they are vLLM. Others may refuse these fields."""
+VLLM: dict[str, bool] = {}
+"""Whether an address is vLLM, by its list of models; others may refuse these fields. One not asked yet is missing."""
+OTHERS: set[tuple[str, str]] = set()  # the other models of this process that were named, each with its address
+MOST_OTHERS = 8
+VARIANT = r"([-_.@]?(v?\d[\d.-]*|latest|preview|gguf)|:.*)*"  # what names of one model may end with
 LOCAL = ("localhost", "127.0.0.1", "::1")
 DIRECT = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
 """No proxy of the environment knows the loopback of this machine."""
@@ -105,13 +113,14 @@ class OpenAIClient:
             http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
         self._hasty = self._client.with_options(max_retries=0)
+        self._look: asyncio.Task | None = None
 
     async def complete(
         self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally, retry: bool = True
     ) -> Reply:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
-        neutral = NEUTRAL if self.url in VLLM and self.role == "judge" else {}
+        neutral = NEUTRAL if VLLM.get(self.url) and self.role == "judge" else {}
         fields = {"temperature": 0, "seed": 0} | neutral | self._asked(question)
         if fields["seed"] is not None:
             fields["seed"] += seed
@@ -131,7 +140,9 @@ class OpenAIClient:
                 tally.seconds += time.perf_counter() - started
         tally.attempts += retries(response)
         try:
-            reply = read_completion(response.json(), body.get("max_tokens") or body.get("max_completion_tokens"))
+            answer = response.json()
+            reply = read_completion(answer, body.get("max_tokens") or body.get("max_completion_tokens"))
+            self._name_model(answer.get("model"))
             if len(reply.samples) < fields.get("n", 0):
                 raise self._error(f"it gives {SAMPLES}={self.samples}; not every server can")
             said = reply.said
@@ -166,8 +177,7 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(seconds):
                 page = await self._client.models.list()
-            if any(getattr(model, "owned_by", None) == "vllm" for model in page.data):
-                VLLM.add(self.url)
+            VLLM[self.url] = any(getattr(model, "owned_by", None) == "vllm" for model in page.data)
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
             raise self._error(f"no list of models within {seconds:g} s", "down") from None
@@ -175,6 +185,21 @@ class OpenAIClient:
             raise self._fault(error) from None
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise self._error(f"not a list of models ({str(error)[:MOST_WORDS]})") from error
+
+    async def find_penalties(self) -> None:
+        """Ask a judge's server once whether it is vLLM, which else answers under the penalties of the model's file."""
+        if self.role == "judge" and self.url not in VLLM:
+            if self._look is None or self._look.done():  # all questions of a first step wait for one look
+                self._look = asyncio.create_task(self._find_penalties())
+            await asyncio.shield(self._look)
+
+    async def _find_penalties(self) -> None:
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self.models()
+        except (TransportError, TimeoutError) as fault:
+            if getattr(fault, "kind", "") == "refused":  # it has no list; one that is down is asked again
+                VLLM[self.url] = False
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Count the tokens of a prompt in the server's chat template; `None` if it cannot (vLLM and llama.cpp can).
@@ -251,7 +276,9 @@ class OpenAIClient:
                 f"a redirect to {headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
                 f" if that is the {self.role}, name it in {self.role}_url"
             )
-        if status in (401, 403):
+        if status in (400, 403) and FLAGGED.search(said):
+            text += f" ({WITHHELD})"
+        elif status in (401, 403):
             state = "" if self._key else " is not set and"
             variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
@@ -259,6 +286,18 @@ class OpenAIClient:
         with suppress(ValueError, OverflowError):
             fault.retry_after = seconds_until(headers.get("retry-after", ""))
         return fault
+
+    def _name_model(self, answered: Any) -> None:
+        """Say once which other model answers in place of the one that was asked, as a router or a fallback chooses."""
+        if not isinstance(answered, str) or not answered or same_model(self.model or answered, answered):
+            return
+        if len(OTHERS) < MOST_OTHERS and (self.url, answered) not in OTHERS:
+            OTHERS.add((self.url, answered))
+            logger.warning(
+                "the %s server %s was asked for the model %s and answers as %s: unless that is its other name, take"
+                " a server that answers with one model, because verdicts of several do not compare",
+                *(self.role, self.server, self.model, printable(self._without_key(answered[:MOST_WORDS]))),
+            )
 
     def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
         return TransportError(message, kind, status, self._key)
@@ -342,6 +381,8 @@ class BoundedClient(DefaultAioHttpClient):
             status = 402
         # The body is decompressed already.
         headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
+        if status in PASSING:
+            headers.append((b"x-should-retry", b"true"))  # the client's own list is 408, 409, 429 and 5xx
         return Response(status, headers=headers, content=body, request=request)
 
 
@@ -364,9 +405,15 @@ async def read_body(response: Response) -> bytes:
 
 def fault_of(status: int) -> str:
     """Return which kind of [`TransportError`] an HTTP status is."""
-    if status in (502, 503, 504):
+    if status in GONE:
         return "down"
-    return "busy" if status in (408, 409, 429) or status >= 500 else "refused"
+    return "busy" if status in (408, 409, 429, *PASSING) or status >= 500 else "refused"
+
+
+def same_model(asked: str, answered: str) -> bool:
+    """Say whether two names stand for one model: a path before it, a date, a version or a variant makes no other."""
+    short, long = sorted((each.rpartition("/")[2].lower() for each in (asked, answered)), key=len)
+    return bool(re.fullmatch(re.escape(short) + VARIANT, long))
 
 
 def retries(end: Response | APIStatusError | APIConnectionError | UnreadableAnswer) -> int:

@@ -13,7 +13,7 @@ from ._endpoint import Endpoint
 from ._errors import TransportError
 from ._judge import Askable
 from ._ledger import Reply, Tally
-from ._openai_client import OpenAIClient
+from ._openai_client import PASSING, OpenAIClient
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class Servers:
     async def _ask(self, client: OpenAIClient, asked: dict[str, Any], retry: bool = False) -> Reply | TransportError:
         """Return the reply of a server, or the fault by which it is down. Without `retry`, that is noticed at once."""
         try:
+            await client.find_penalties()
             try:
                 reply = await client.complete(retry=retry, **asked)
             except TransportError as fault:
@@ -109,6 +110,8 @@ class Servers:
                     raise
                 reply = await client.complete(**asked)
         except TransportError as fault:
+            if await self._is_gone(client, fault):
+                fault.kind, fault.passing = "down", True
             if fault.kind != "down" and not (fault.limited and self.wait):
                 raise
             if fault.limited:
@@ -120,6 +123,15 @@ class Servers:
         self._answered_at = time.monotonic()
         self._refused.clear()
         return reply
+
+    async def _is_gone(self, client: OpenAIClient, fault: TransportError) -> bool:
+        """Say whether a server that has answered before gives no token any more.
+
+        A gateway answers for a server that starts again: 404, 500, or a page with status 200. A token that is asked
+        for shows whether such an answer is about the question or the server.
+        """
+        about_server = fault.status in (None, 404) or fault.status >= 500 or fault.status in PASSING
+        return about_server and fault.kind != "down" and self._answered_at > -math.inf and not await client.alive()
 
     def _all_down(self) -> bool:
         return len(self._down) == len(self.clients)

@@ -4,20 +4,16 @@ Other parts compute the format reward (`_format.py`) and the advantage (TRL), an
 """
 
 import logging
-import re
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
 from ..groups import RolloutGroup
-from ..judge import Judge, ranking_question
+from ..judge import TOO_LONG, Judge, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
 from ..settings import check_at_least
 from ._method import GroupScore, RewardMethod
 
 logger = logging.getLogger(__name__)
-
-TOO_LONG = re.compile(r"context.{0,9}(length|size|window)|too long|exceeds the maximum", re.IGNORECASE)
-"""What servers say of a prompt that their context does not hold."""
 
 
 @dataclass(frozen=True)

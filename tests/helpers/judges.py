@@ -144,10 +144,10 @@ def shuffled(seed: int, most: int = 30) -> Callable:
 class Remote:
     """A server as `OpenAIClient` shows it: a fault has a kind, and all but a refusal is tried again if asked for.
 
-    Its `state` is `up`, `down`, `busy`, `limited`, `refused` or `hanging`.
+    Its `state` is `up`, `down`, `busy`, `limited`, `refused` or `hanging`. `status` is that of a refusal.
     """
 
-    role, retries = "judge", 2
+    role, retries, status = "judge", 2, 400
 
     def __init__(self, number: int):
         self.name = self.url = f"http://judge-{number}/v1"
@@ -165,7 +165,11 @@ class Remote:
             return Reply(GOOD, Usage(1, 0, 1))
         if self.state == "limited":
             raise TransportError(f"{self.url} takes no more", "busy", 429, retry_after=0.01)
-        raise TransportError(f"{self.url} is {self.state}", "down" if self.state == "hanging" else self.state)
+        kind, statuses = "down" if self.state == "hanging" else self.state, {"busy": 409, "refused": self.status}
+        raise TransportError(f"{self.url} is {self.state}", kind, statuses.get(kind))
+
+    async def find_penalties(self) -> None:
+        pass
 
     async def alive(self) -> bool:
         self.looks += 1
