@@ -53,13 +53,7 @@ def digest(row: Mapping[str, Any]) -> str:
 class AnswerLog(AbstractContextManager["AnswerLog"]):
     """A file of answers by key, one JSON line each: `key`, `value`, `call` with the cost, and `digest`.
 
-    Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
-    because an answer that was paid for would be lost, or a result would be another one. The digest of the other three
-    shows it. Logs of earlier versions have none, so a line without a digest is taken as it is.
-
-    Args:
-        path (`str` or `Path`, *optional*):
-            The file. The file and its folder are made if they are missing. With `None`, answers stay in memory.
+    Lines are only ever added. Without a path, answers stay in memory.
 
     Raises:
         [`AnswerLogError`]: if a line other than the last is not an answer.
@@ -82,7 +76,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
         if path is not None:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(path, "a")
+            self._file = FileIO(path, "a")  # unbuffered: a line survives the process
             try:
                 lock_descriptor(self._file.fileno())
                 self._file.truncate(self._read(path))
@@ -98,17 +92,18 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
         end = 0
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n"):  # a kill left it incomplete
                     logger.warning("%s: its last line is incomplete and is dropped; its question is asked again", path)
                     break
                 try:
                     row = parse_json(line)
                     answer = decode(row, LoggedAnswer)
-                    if "digest" in row and answer.digest != digest(row):
+                    if "digest" in row and answer.digest != digest(row):  # logs of earlier versions have none
                         raise ValueError("its digest shows that it was changed")
                     if isinstance(answer.value, dict) and answer.value.keys() == set(Reading._fields):
+                        # Else a resumed job reads texts for numbers.
                         answer = replace(answer, value=Reading.of(answer.value))
-                except (ValueError, TypeError) as error:
+                except (ValueError, TypeError) as error:  # to skip it would lose an answer that was paid for
                     raise AnswerLogError(
                         f"{path}, line {number}, is not an answer ({error}): delete it to ask its question again"
                     ) from None
@@ -134,13 +129,14 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
         return self._answers[key].call
 
     def add(self, key: str, value: Any, call: Call) -> None:
-        """Write one answer. When this returns, the answer is in the file and survives the process.
+        """Write one answer.
 
         Raises:
             `OSError`: if the disk is full. The file then holds whole lines only.
         """
         if self._file is not None:
             told = value.as_dict() if isinstance(value, Reading) else value
+            # As it will be read back, for the same digest.
             row = json.loads(json.dumps({"key": key, "value": told, "call": call.as_dict()}))
             line = json.dumps(row | {"digest": digest(row)}).encode() + b"\n"
             start = self._file.seek(0, 2)
@@ -149,7 +145,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
                 if written < len(line):  # a disk that fills up takes a part; writing the rest raises the cause
                     self._file.write(line[written:])
             except OSError:
-                self._file.truncate(start)
+                self._file.truncate(start)  # whole lines only
                 raise
         self._keep(LoggedAnswer(key, value, call))
 
@@ -168,24 +164,12 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
 
 @dataclass(frozen=True)
 class Answers:
-    """The outcome of [`ask_many`].
+    """The outcome of [`ask_many`]."""
 
-    Args:
-        values (`dict[str, Any]`):
-            What was read from each answer, by the question's name.
-        failures (`dict[str, str]`):
-            Why there is no answer, by the question's name. The next run asks these questions again. Those that were
-            not asked, because the others failed, come last.
-        calls (`Sequence[Call]`):
-            The calls of all answers in the log, those of earlier runs included, and of this run's failures.
-        asked (`dict[str, Call]`):
-            The calls of these questions alone, by the question's name. The log may hold answers to others.
-    """
-
-    values: dict[str, Any]
-    failures: dict[str, str]
-    calls: Sequence[Call]
-    asked: dict[str, Call]
+    values: dict[str, Any]  # what was read, by the question's name
+    failures: dict[str, str]  # why there is no answer; the next run asks again
+    calls: Sequence[Call]  # all in the log, also of earlier runs, and this run's failures
+    asked: dict[str, Call]  # of these questions alone: the log may hold others
 
     @property
     def totals(self) -> Totals:
@@ -204,21 +188,13 @@ async def ask_many(
     """Ask all questions at once whose answers are not in a log yet, and close the judge's connections.
 
     If the log has no answer yet, a pilot of four goes first, and if none of the four can be read, nothing else is
-    asked. Nor is more asked once more than `max_failures` of the questions have failed.
-
-    The judge's client limits how many requests are in flight. If there is something to ask, the servers are checked
-    first, see [`check_servers`]. Every answer is in the log as soon as it arrives, so a job that was killed continues
-    where it was.
+    asked. Every answer is in the log as soon as it arrives, so a job that was killed continues where it was.
 
     Args:
-        judge (`Judge`):
-            The judge. Its ledger is empty afterwards; the calls are in the result.
         questions (`Mapping[str, Askable]`):
             What to ask, by unique name.
         log (`Path`, *optional*):
             File of the answers, see [`AnswerLog`]. With `None`, nothing is kept on disk.
-        title (`str`):
-            Title of the progress bar.
         model (`str`, *optional*):
             Name of the model that answers. An answer of another model does not count. Default: the name under which
             the servers serve it.
@@ -245,7 +221,7 @@ async def ask_many(
         with AnswerLog(log) as answers:
             todo = {name: question for name, question in questions.items() if keys[name] not in answers}
             if todo:
-                await check_servers(judge, todo.values())
+                await check_servers(judge, todo.values())  # a job that is done needs no server
             with progress() as shown:
                 tasks: list[asyncio.Task] = []
                 bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
@@ -254,7 +230,7 @@ async def ask_many(
                     value, call = await judge.ask_with_cost(question)
                     if call.status == 401:  # so will all others be refused
                         raise SettingsError(f"{judge.client.name} refuses the key, so no more was asked: {call.error}")
-                    if call.status == 402:
+                    if call.status == 402:  # no credit is left
                         raise JudgeError(f"{judge.client.name}: no more was asked. {explain(call)}", passing=False)
                     if call.failed:
                         failed[name] = call
@@ -265,11 +241,13 @@ async def ask_many(
                         answers.add(keys[name], value, call)  # nothing is awaited between the answer and its line
                     shown.advance(bar)
 
+                # A log with answers shows that the judge can be read.
                 pilot = pilot_of(todo) if len(todo) == len(questions) > PILOT else []
                 for names in (pilot, [name for name in todo if name not in pilot]):
                     if pilot and len(failed) == len(pilot):
                         break
                     async with asyncio.TaskGroup() as group:
+                        # The judge's client limits how many are in flight.
                         tasks = [group.create_task(ask(name, todo[name])) for name in names]
             causes = {name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed}
             left = [name for name, key in keys.items() if key not in answers and name not in failed]
@@ -284,9 +262,9 @@ async def ask_many(
                 asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
             )
     except BaseExceptionGroup as errors:
-        raise first_leaf(errors) from errors
+        raise first_leaf(errors) from errors  # one line for the user, not a group
     finally:
-        judge.drain()
+        judge.drain()  # the calls are in the result
         await judge.client.close()
 
 
@@ -304,18 +282,11 @@ def hash_question(judge: Judge, question: Askable, model: str | None = None) -> 
 
     A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`], and
     whether it is asked for probabilities.
-
-    Args:
-        judge (`Judge`):
-            The judge that is asked.
-        question (`Askable`):
-            The question.
-        model (`str`, *optional*):
-            Name of the model that answers. Default: the name under which the servers serve it.
     """
     client = next(iter(servers_of(judge)), None)
     model = model or str(client.model if client else judge.client.name)
     soft = {"logprobs": True} if getattr(question, "soft", False) else {}
+    # No server, no request: the arguments of the client count.
     fields = client.fields_of(question) if client else {**judge.client_arguments, **soft}
     return hash_request(model, question.chat(judge.guard), fields)
 
@@ -324,10 +295,6 @@ def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapp
     """Hash what an answer depends on. A logged answer is reused only if all three are unchanged.
 
     Args:
-        model (`str`):
-            Name of the model that answers.
-        messages (`Sequence[Mapping[str, str]]`):
-            The chat.
         fields (`Mapping[str, Any]`):
             All other fields of the request, such as the decoding.
     """

@@ -13,42 +13,24 @@ from rankbuffer_trl.judge import Reply
 
 @dataclass(frozen=True)
 class Chat:
-    """One chat to be answered.
+    """One chat to be answered."""
 
-    Args:
-        kind (`str`):
-            Its kind in the ledger.
-        query_id (`str`):
-            The query. Chats of the same query go to the same one of several servers.
-        messages (`Sequence[dict[str, str]]`):
-            The whole chat, with `role` and `content`.
-        read (`Callable[[str, bool], Any]`):
-            Turns the answer, and whether it was cut off, into a value that JSON can hold. If it raises
-            [`VerdictError`], the chat is asked again.
-        request (`Mapping[str, Any]`, *optional*, defaults to `{}`):
-            Fields of the request, such as `temperature`, `max_tokens` or `seed`. `None` leaves a field out.
-        afresh (`bool`, *optional*, defaults to `False`):
-            Repeat with the same messages and the next seed, instead of a further turn that names the fault.
-        read_logprobs (`Callable[[Any], Any]`, *optional*):
-            Used in place of `read` for a chat whose request asks for `logprobs`. It gets them in the server's form,
-            or `None` if the server returned none.
-    """
-
-    kind: str
-    query_id: str
-    messages: Sequence[dict[str, str]]
-    read: Callable[..., Any]
+    kind: str  # in the ledger
+    query_id: str  # chats of one query go to the same one of several servers
+    messages: Sequence[dict[str, str]]  # the whole chat, with `role` and `content`
+    read: Callable[..., Any]  # (text, cut_off) to JSON; after a `VerdictError` it is asked again
+    # Such as `temperature`, `max_tokens`, `seed`; None leaves a field out.
     request: Mapping[str, Any] = field(default_factory=dict)
-    afresh: bool = False
-    read_logprobs: Callable[[Any], Any] | None = None
+    afresh: bool = False  # repeat with the next seed, not a turn that names the fault
+    read_logprobs: Callable[[Any], Any] | None = None  # in place of `read`; None if the server returned none
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
-        """Return the messages. `guard` changes nothing: the caller has decided how responses are quoted."""
-        return list(self.messages)
+        """Return the messages."""
+        return list(self.messages)  # `guard` changes nothing: the caller decides on quotes
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
-        """Return the fields of the request. The decoding of verdicts does not change them."""
-        return dict(self.request)
+        """Return the fields of the request."""
+        return dict(self.request)  # the decoding of verdicts is not for these
 
     def read_reply(self, reply: Reply) -> Any:
         """Return the value of a reply, or raise [`VerdictError`]."""

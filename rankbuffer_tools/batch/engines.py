@@ -26,12 +26,8 @@ from .ask import AnswerLog, Answers, ask_many, failures_text, hash_request, prog
 from .chat import Chat
 from .sampling import Prompt, SamplingConfig
 
-ANSWER_SECONDS = 3600.0
-"""A response arrives in one piece, after all of its tokens."""
-
-START_SECONDS = 3600
-"""Time to load a large model from a slow disk. A server that ends earlier is noticed at once."""
-
+ANSWER_SECONDS = 3600.0  # a response arrives in one piece, after all of its tokens
+START_SECONDS = 3600  # a large model on a slow disk; a server that ends earlier is noticed at once
 STOP_SECONDS = 30
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -47,15 +43,7 @@ class Engine(Protocol):
     """[`VllmEngine`] or [`TransformersEngine`]."""
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
-        """Return one response for each prompt, by its id, with its tokens and seconds.
-
-        Args:
-            prompts (`Sequence[Prompt]`):
-                The prompts.
-            log (`Path`):
-                File of the responses. Those that it holds are not generated again.
-            what (`str`):
-                Title of the progress bar.
+        """Return one response for each prompt, by its id. Those that `log` holds are not generated again.
 
         Raises:
             [`JudgeError`]: if the server cannot be reached or its context is too small.
@@ -64,12 +52,13 @@ class Engine(Protocol):
 
 
 def request_of(config: SamplingConfig, prompt: Prompt) -> dict[str, Any]:
-    """Return the sampling of one response as fields of a request to vLLM. Each prompt has a seed of its own."""
+    """Return the sampling of one response as fields of a request to vLLM."""
     fields: dict[str, Any] = {
         "temperature": config.temperature,
         "top_p": config.top_p,
         "top_k": config.top_k,
         "max_tokens": config.max_new_tokens,
+        # Of the prompt, whatever the order of requests.
         "seed": None if config.seed is None else seed_of(config.seed, prompt.id),
     }
     if config.chat_template_kwargs:
@@ -88,20 +77,10 @@ def whole_text(text: str, cut_off: bool) -> str:
 
 
 class VllmEngine:
-    """A running vLLM server.
-
-    Args:
-        url (`str`):
-            Base URL, with `/v1`.
-        served (`str`):
-            The name of the model there.
-        model (`str`):
-            The model's path or id, for the log: a logged response of another model is not used.
-        config (`SamplingConfig`):
-            Sampling and concurrency.
-    """
+    """A running vLLM server, at a URL with `/v1`, where the model has the name `served`."""
 
     def __init__(self, url: str, served: str, model: str, config: SamplingConfig):
+        # `model`: a logged response of another one is not used.
         self.url, self.served, self.model, self.config = url, served, model, config
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
@@ -123,18 +102,7 @@ class VllmEngine:
 
 
 class TransformersEngine:
-    """A model in this process.
-
-    Responses depend on the seed and on the prompts of the same batch. They do not depend on interruptions.
-
-    Args:
-        model (`str`):
-            A checkpoint or an adapter.
-        adapter_of (`str`, *optional*):
-            The model to which an adapter belongs.
-        config (`SamplingConfig`):
-            Sampling and batch size.
-    """
+    """A model in this process. Responses depend on the seed and on the prompts of the same batch."""
 
     def __init__(self, model: str, adapter_of: str | None, config: SamplingConfig):
         import torch
@@ -142,7 +110,7 @@ class TransformersEngine:
 
         self.model, self.config = model_identity(model), config
         self.tokenizer = load_policy_tokenizer(model, adapter_of)
-        self.tokenizer.padding_side = "left"
+        self.tokenizer.padding_side = "left"  # a response follows the end of its prompt
         if self.tokenizer.pad_token is None:  # as of Llama 3.1; TRL takes the same one
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.network = AutoModelForCausalLM.from_pretrained(adapter_of or model, dtype="auto")
@@ -153,10 +121,7 @@ class TransformersEngine:
         self.network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
-        """See [`Engine`].
-
-        A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
-        """
+        """See [`Engine`]."""
         keys = [
             f"{prompt.id} {hash_request(self.model, prompt.messages, request_of(self.config, prompt))}"
             for prompt in prompts
@@ -166,6 +131,7 @@ class TransformersEngine:
             task = bar.add_task(what, total=len(prompts))
             for start in range(0, len(prompts), size):
                 batch, names = prompts[start : start + size], keys[start : start + size]
+                # Whole: its prompts share one stream of random numbers.
                 if any(name not in answered for name in names):
                     for name, (text, call) in zip(names, self._generate(batch), strict=True):
                         if name not in answered:
@@ -211,7 +177,7 @@ class TransformersEngine:
         pad = self.tokenizer.pad_token_id
         results = []
         for prompt, mask, made, text in zip(batch, inputs["attention_mask"], ids[:, width:], texts, strict=True):
-            usage = Usage(int(mask.sum()), 0, int((made != pad).sum()))
+            usage = Usage(int(mask.sum()), 0, int((made != pad).sum()))  # without padding
             call = Call("", "generate", prompt.id, "transformers", "parsed", 1, usage, usage, seconds)
             results.append((text, call))
         return results
@@ -219,11 +185,8 @@ class TransformersEngine:
 
 @contextmanager
 def engine(config: SamplingConfig, label: str, model: str, adapter_of: str | None, log: Path) -> Iterator[Engine]:
-    """Open the engine that generates for one model. `log` is the file of the log of a server that it starts.
-
-    A model that is an address is served there, under its label.
-    """
-    if is_address(model):
+    """Open the engine that generates for one model. `log` is the file of the log of a server that it starts."""
+    if is_address(model):  # served there, under its label
         yield VllmEngine(model, label, f"{model} {label}", config)  # it may serve several
     elif config.engine == "transformers":
         yield TransformersEngine(model, adapter_of, config)
@@ -234,7 +197,7 @@ def engine(config: SamplingConfig, label: str, model: str, adapter_of: str | Non
 
 
 def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
-    """Load the tokenizer of a checkpoint, or of the adapter's model if the adapter has none.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
         [`EngineError`]: if there is no tokenizer, or none with a chat template.
@@ -242,7 +205,7 @@ def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
     from transformers import AutoTokenizer
 
     faults = []
-    for name in filter(None, (model, adapter_of)):
+    for name in filter(None, (model, adapter_of)):  # an adapter may have no tokenizer of its own
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
@@ -261,24 +224,7 @@ def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
 def vllm_server(
     program: Sequence[str], arguments: Sequence[str], label: str, model: str, adapter_of: str | None, log: Path
 ) -> Iterator[str]:
-    """Run `vllm serve` on a free loopback port for the duration of the context.
-
-    Args:
-        program (`Sequence[str]`):
-            The command, such as `["vllm", "serve"]`.
-        arguments (`Sequence[str]`):
-            More arguments for the command.
-        label (`str`):
-            The name under which the model is served.
-        model (`str`):
-            The model, or an adapter.
-        adapter_of (`str`, *optional*):
-            The model to which an adapter belongs.
-        log (`Path`):
-            The server's log file.
-
-    Yields:
-        `str`: the base URL.
+    """Run `vllm serve` on a free loopback port for the duration of the context. Yield the base URL.
 
     Raises:
         [`EngineError`]: if the server does not start, with the last lines of its log.
@@ -289,7 +235,7 @@ def vllm_server(
         command += ["--enable-lora", "--lora-modules", f"{label}={model}", *rank_argument(model)]
     else:
         command += ["--served-model-name", label]
-    command += ["--generation-config", "vllm", *arguments]
+    command += ["--generation-config", "vllm", *arguments]  # the model's own file may change the sampling
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         try:
@@ -298,7 +244,7 @@ def vllm_server(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True,  # a group of processes, which `end_server` ends whole
                 preexec_fn=end_with_parent,
             )
         except OSError as error:
@@ -314,11 +260,9 @@ def vllm_server(
 
 
 def free_port() -> int:
-    """Return a port of loopback that is free.
-
-    vLLM binds it seconds later. So it lies below the ports that systems give to outgoing connections.
-    """
+    """Return a port of loopback that is free."""
     while True:
+        # Below those of outgoing connections: vLLM binds it seconds later.
         port = random.SystemRandom().randrange(15000, 30000)
         try:
             with socket.create_server(("127.0.0.1", port)):
@@ -329,32 +273,23 @@ def free_port() -> int:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to end the calling process with its parent.
-
-    It runs in the server's process. Even if this program is killed by SIGKILL, the server then frees its GPU.
-    """
+    """Ask Linux to end the calling process with its parent."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # in the server's process: it frees its GPU even after our SIGKILL
 
 
 def rank_argument(adapter: str) -> list[str]:
-    """Return the argument that makes room for an adapter.
-
-    vLLM reserves room up to a maximum rank, 16 by default, and accepts only powers of two.
-    """
+    """Return the argument that makes room for an adapter."""
     from peft import PeftConfig
 
     rank = PeftConfig.from_pretrained(adapter).r
+    # vLLM's default is 16, and it accepts only powers of two.
     return ["--max-lora-rank", str(max(16, 1 << (rank - 1).bit_length()))]
 
 
 def await_server(process: subprocess.Popen, port: int, log: Path) -> None:
-    """Wait until a server is ready.
-
-    Raises:
-        [`EngineError`]: if the server ends or is not ready within an hour.
-    """
+    """Wait until a server is ready. If it ends, or is not ready within an hour, raise [`EngineError`]."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -381,10 +316,11 @@ def base_of(model: str) -> str | None:
     """Return the model to which an adapter belongs, `None` if `model` is no adapter.
 
     Raises:
-        [`EngineError`]: if `model` is a path, which no repository of the Hub has, and there is no such folder.
+        [`EngineError`]: if `model` is a path, and there is no such folder.
     """
     if is_address(model):
         return None
+    # No repository of the Hub has such a name.
     if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
         raise EngineError(f"there is no folder {model}: models are folders, or repositories of the Hub")
     from peft import PeftConfig
@@ -401,12 +337,14 @@ def is_address(model: str) -> bool:
 
 
 def model_identity(model: str) -> str:
-    """Return the name of a model with what tells its present weights from others: an answer of others is not its."""
+    """Return the name of a model with what tells its present weights from others."""
     weights = weights_of(model)
+    # An answer of other weights does not count.
     return f"{model} {hashlib.sha256(repr(weights).encode()).hexdigest()[:16]}" if weights else model
 
 
 def weights_of(model: str) -> dict[str, list[int | str]]:
-    """Return what tells the present weights of a folder from others, by file. A repository of the Hub has none."""
+    """Return what tells the present weights of a folder from others, by file."""
     files = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING_FILES)
+    # Empty for a repository of the Hub.
     return {file.name: [file.stat().st_mtime_ns, *fingerprint(file)] for file in files}

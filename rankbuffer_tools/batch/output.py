@@ -21,15 +21,8 @@ OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 def check_output(path: str | None, source: str | None = None) -> Path:
     """Check that a data set can be written to a path, make its folder, and return the path.
 
-    Args:
-        path (`str`, *optional*):
-            The path that the user named.
-        source (`str`, *optional*):
-            The data set that is read.
-
     Raises:
-        [`DataError`]: if the path is not set, has another suffix, is a folder, is the source itself or lies in it, or
-        its folder cannot be made.
+        [`DataError`]: if the path is not set, has another suffix, is a folder, is the source itself or lies in it.
     """
     if not path or Path(path).suffix not in OUTPUT_SUFFIXES:
         raise DataError(f"output_file must end in {' or '.join(OUTPUT_SUFFIXES)}, got {path!r}")
@@ -47,7 +40,8 @@ def check_output(path: str | None, source: str | None = None) -> Path:
 
 
 def same_file(written: str | Path, read: str | Path) -> bool:
-    """Return whether both are one file that exists, by whatever name or link. To write it would lose what is read."""
+    """Return whether both are one file that exists, by whatever name or link."""
+    # To write it would lose what is read.
     return Path(written).is_file() and Path(read).is_file() and Path(written).samefile(read)
 
 
@@ -57,7 +51,7 @@ def beside(path: Path, what: str) -> Path:
 
 
 def write_rows(path: Path, rows: Iterable[dict]) -> None:
-    """Write rows as JSON lines or Parquet, depending on the suffix of `path`. JSON has times and decimals as text.
+    """Write rows as JSON lines or Parquet, depending on the suffix of `path`.
 
     Raises:
         [`DataError`]: if the format has no form of a value, as JSON has none of bytes.
@@ -99,13 +93,13 @@ def write_failures(path: Path, failures: dict[str, str]) -> None:
     if failures:
         write_rows(failed, ({"query_id": query_id, "error": error} for query_id, error in failures.items()))
     else:
-        failed.unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)  # an older list would name queries that are in the set now
 
 
 def source_name(dataset_name: str) -> str:
-    """Return the name of a data set or tokenizer for the record: the last part of a path, since records are pushed."""
+    """Return the name of a data set or tokenizer for the record: the last part of a path."""
     path = Path(dataset_name)
-    return path.absolute().name if path.exists() else dataset_name
+    return path.absolute().name if path.exists() else dataset_name  # records are pushed, and a path tells of a machine
 
 
 class ProvenanceStep(TypedDict):
@@ -121,11 +115,7 @@ class Provenance(TypedDict):
 
 
 def read_provenance(path: str | Path) -> list[dict[str, Any]]:
-    """Read the steps that made a data set; return an empty list if there is no record of them.
-
-    Raises:
-        [`DataError`]: if the record cannot be read, or is not a list of steps with names.
-    """
+    """Read the steps that made a data set; return an empty list if there is no record of them."""
     record = beside(Path(path).absolute(), "provenance.json")  # `.` has no name
     if not record.is_file():
         return []

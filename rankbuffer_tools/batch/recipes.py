@@ -19,18 +19,10 @@ DEFAULT_METHOD = "rankbuffer"  # of RankBufferConfig, which would load torch
 
 
 def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) -> Path:
-    """Return the path of a recipe.
-
-    Args:
-        name (`str`):
-            A path, or the name of a recipe of this package, such as `paper/rankbuffer.yaml`.
-        beside (`Path`, *optional*):
-            The folder to look into first. Default: the working directory.
-        without (`Sequence[Path]`, *optional*):
-            Files that are not meant: a recipe is not its own base.
+    """Return the path of a recipe that a path names, or a name of this package such as `paper/rankbuffer.yaml`.
 
     Raises:
-        [`SettingsError`]: if there is no such file. The message lists the recipes of this package.
+        [`SettingsError`]: if there is none but those `without`. The message lists the recipes of this package.
     """
     for path in (beside / name, RECIPE_FOLDER / name, RECIPE_FOLDER.parent / name):
         if path.is_file() and path.resolve() not in without:
@@ -43,10 +35,10 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
 
 
 class OnceLoader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key that stands twice in a mapping. YAML's own takes the last one."""
+    """YAML's safe loader, which also refuses a key that stands twice in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        seen: set[str] = set()  # YAML's own takes the last one without a word
         for key, _ in node.value:
             if str(key.value) in seen:  # a key such as {{NAME}} is no text
                 raise yaml.MarkedYAMLError(None, None, f"{key.value} stands twice", key.start_mark)
@@ -58,8 +50,6 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a recipe and its base. The keys of the recipe win.
 
     Args:
-        path (`Path`):
-            The YAML file.
         above (`Sequence[Path]`, *optional*):
             The files that lead to this one by their `base`.
 
@@ -76,12 +66,13 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     base = recipe.pop("base", None)
     if base is None:
         return recipe
-    read = [*above, path.resolve()]
+    read = [*above, path.resolve()]  # a base that leads back here would never end
     return overlay(read_recipe(find_recipe(str(base), path.parent, without=read), read), recipe)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of both; those of `above` win. Another `method` above leaves out the `method_args` below."""
+    """Return the keys of both; those of `above` win."""
+    # Another method does not have the arguments below.
     if above.get("method", below.get("method", DEFAULT_METHOD)) != below.get("method", DEFAULT_METHOD):
         below = {key: value for key, value in below.items() if key != "method_args"}
     return {**below, **above}

@@ -84,7 +84,7 @@ class SamplingConfig(ServersConfig):
                 f"a model's label names a folder, so it may hold letters, digits and .+-_ only, not {unfit[0]!r}:"
                 " write label=path"
             )
-        if len(labels) < len(self.models):
+        if len(labels) < len(self.models):  # one folder would hold the answers of two models
             raise SettingsError(f"models has a label twice: {labels}; write label=path to tell them apart")
         check_at_least(self, engine_batch_size=1, engine_concurrency=1, max_new_tokens=1)
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:

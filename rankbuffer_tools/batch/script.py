@@ -29,16 +29,13 @@ ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}
 def run_script(
     config_class: type[Config], main: Callable[[Config], int], parser_class: type[TrlParser] = TrlParser
 ) -> None:
-    """Read the settings, run `main`, and exit with the code that it returns.
-
-    A fault that the user can mend ends in one line.
-    """
+    """Read the settings, run `main`, and exit with the code that it returns."""
     name = Path(sys.argv[0]).stem
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         code = main(read_settings(config_class, parser_class))
-    except (RankBufferError, OSError) as error:
+    except (RankBufferError, OSError) as error:  # what the user can mend is one line
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted. The answers so far are kept; run the same command again to continue")
@@ -48,8 +45,7 @@ def run_script(
 def read_settings(config_class: type[Config], parser_class: type[TrlParser] = TrlParser) -> Config:
     """Read settings from the command line, and from the YAML file that `--config` names.
 
-    `--recipe` names the recipe of a training whose judge is meant: its keys `judge_*` are the defaults, so that a
-    program asks with the same guard and decoding. The command line and the file of `--config` win.
+    `--recipe` names the recipe of a training, whose keys `judge_*` are the defaults.
 
     Raises:
         [`SettingsError`]: for a key that does not exist or a value that cannot work.
@@ -61,7 +57,7 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
         what = "take the settings of the judge from this recipe of a training, such as paper/rankbuffer.yaml"
         parser.add_argument("--recipe", metavar="RECIPE.yaml", default=SUPPRESS, help=what)
         if (name := given(sys.argv[1:], "recipe")[0]) is not None:
-            recipe = read_recipe(find_recipe(name))
+            recipe = read_recipe(find_recipe(name))  # so that this asks with the guard and decoding of the training
             parser.set_defaults_with_config(**{key: value for key, value in recipe.items() if key in judge})
     try:
         (config, *_) = parser.parse_args_and_config()
@@ -96,32 +92,14 @@ def announce(
     log: Path,
     by_characters: bool = True,
 ) -> None:
-    """Print what questions will cost, before they are asked.
-
-    Args:
-        endpoint (`Endpoint`):
-            The model that is asked, with its prices.
-        what (`str`):
-            What is judged.
-        questions (`tuple[int, int]`):
-            Number of questions, at least and at most.
-        prompt (`float`):
-            Prompt tokens in all, for the most questions.
-        completion (`float`):
-            Completion tokens in all, for the most questions.
-        log (`Path`):
-            The file of the answers.
-        by_characters (`bool`, *optional*, defaults to `True`):
-            Whether the tokens are those of [`estimate_tokens`]. They are then too many for most texts, and a line
-            says so.
-    """
+    """Print what questions, at least and at most, will cost before they are asked."""
     low, high = (f"{n:,}" for n in questions)
     asked = low if low == high else f"{low} to {high}"
     line = f"[price] {what}: {asked} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
     totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
     price = endpoint.price(totals)
     print(line if price is None else f"{line}, {price:,.2f} at the prices given")
-    if by_characters:
+    if by_characters:  # too many for most texts
         about = f"a token counts as {CHARACTERS_PER_TOKEN} characters here; in English it has about 4"
         print(f"[price] {about}, which costs a quarter less")
     print(f"[price] answers that {log} holds are not asked again", flush=True)
@@ -131,19 +109,9 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
     """Write a data set, its failures and its provenance, and return the exit code: 1 if a query failed.
 
     If all queries failed, an older file at `path` stays.
-
-    Args:
-        path (`Path`):
-            The data set.
-        rows (`list[dict]`):
-            The rows of the set.
-        failures (`dict[str, str]`):
-            The cause by query id, for queries that are not among the rows.
-        steps (`list[dict]`):
-            The steps that made the set.
     """
     write_failures(path, failures)
-    if rows:
+    if rows:  # else an older file at `path` stays
         write_rows(path, rows)
         write_provenance(path, steps)
         print(f"{len(rows):,} queries in {path}, how they were made in {beside(path, 'provenance.json')}")

@@ -16,35 +16,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COUNTED = 5
-"""How many prompts are counted exactly. The longest text need not have the most tokens."""
-CHARACTERS_PER_TOKEN = 3
-"""Few for English, so that an estimate is too high rather than too low."""
-TURN_TOKENS = 256
-"""Tokens of the judge's chat template, and of the turn that names the fault of an answer."""
-QUOTED = 8
-"""With `judge_guard`, each line of a response has a mark in front: about one token in eight."""
+COUNTED = 5  # prompts that are counted exactly: the longest text need not have the most tokens
+CHARACTERS_PER_TOKEN = 3  # few for English, so that an estimate is too high rather than too low
+TURN_TOKENS = 256  # the judge's chat template, and the turn that names the fault of an answer
+QUOTED = 8  # with `judge_guard`, the marks in front of lines are about one token in eight
 
 
 class Need(NamedTuple):
-    """The tokens that one question needs.
-
-    Args:
-        prompt (`int`):
-            Tokens of the prompt.
-        exact (`bool`):
-            Whether the server counted them. If it cannot, they are estimated.
-        answer (`int`):
-            Tokens that the answer may have.
-        kind (`str`):
-            The question's kind.
-        query_id (`str`):
-            The question's query.
-    """
+    """The tokens that one question needs."""
 
     prompt: int
-    exact: bool
-    answer: int
+    exact: bool  # counted by the server, not estimated
+    answer: int  # that the answer may have
     kind: str
     query_id: str
 
@@ -74,16 +57,7 @@ def check_judge(judge: Judge) -> None:
 async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list[int | None]:
     """Check that every server is there, serves the model, and has a context for the longest questions.
 
-    Only servers that report a context and can count tokens, such as vLLM and llama.cpp, are checked for length.
-
-    Args:
-        judge (`Judge`):
-            The judge. The embedded one needs no check.
-        questions (`Iterable[Askable]`, *optional*, defaults to `()`):
-            The questions to come.
-
-    Returns:
-        `list[int | None]`: the context length of each server, `None` if it does not report one.
+    Return the context length of each server, `None` if it does not report one.
 
     Raises:
         [`JudgeError`]: naming the server and what is wrong.
@@ -93,6 +67,7 @@ async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list
         context = await check_server(client)
         contexts.append(context)
         need = await longest_need(client, longest, judge.guard) if context else None
+        # Such as vLLM and llama.cpp; an estimate refuses nothing.
         if context and need and need.exact and need.prompt + need.answer > context:
             raise JudgeError(
                 f"{client.name}: a context of {context:,} tokens is too small. The {need.kind!r} prompt of"
@@ -107,8 +82,7 @@ async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list
 async def check_server(client: "OpenAIClient") -> int | None:
     """Return the context length of a server that is there and serves the model, `None` if it does not report one.
 
-    A list of models decides nothing: routers, aliases and deployments serve what they do not list. So a model that is
-    not in the list is one warning, unless the server says that it has no such model.
+    A model that is not in the server's list is one warning, unless the server says that it has no such model.
 
     Raises:
         [`JudgeError`]: naming a server that cannot be reached.
@@ -131,12 +105,12 @@ async def check_server(client: "OpenAIClient") -> int | None:
             f"the {client.role} server {client.url} cannot be reached, so nothing was started: {error}. Is it up, and"
             f" does {client.role}_url name it?"
         ) from error
-    if model not in models:
+    if model not in models:  # routers, aliases and deployments serve what they do not list
         near = ", ".join(repr(each[:80]) for each in get_close_matches(model, models, n=3, cutoff=0))
         listed = (
             f"which is not in its list of {len(models):,} ({f'the nearest are {near}' if near else 'it is empty'})"
         )
-        if await client.unknown():
+        if await client.unknown():  # the server itself says that it has no such model
             raise SettingsError(f"the {role} server {client.url} does not serve {role}_model={model!r}, {listed}")
         logger.warning(f"the {role} server {client.url} takes {role}_model={model!r}, {listed}")
     return models.get(model)
@@ -153,19 +127,7 @@ def text_of(question: Askable, guard: bool) -> str:
 
 
 async def longest_need(client: "OpenAIClient", questions: Iterable[Askable], guard: bool) -> Need | None:
-    """Count prompts with the server's tokenizer and return what the question with most tokens needs.
-
-    Args:
-        client (`OpenAIClient`):
-            The server that counts.
-        questions (`Iterable[Askable]`):
-            The questions, such as those of [`longest_of`].
-        guard (`bool`):
-            Whether responses are quoted in prompts (`judge_guard`).
-
-    Returns:
-        [`Need`], or `None` if there are no questions.
-    """
+    """Count prompts with the server's tokenizer and return what the question with most tokens needs, if any."""
     needs = []
     for question in questions:
         text = text_of(question, guard)
@@ -177,23 +139,19 @@ async def longest_need(client: "OpenAIClient", questions: Iterable[Askable], gua
 
 
 def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = True) -> int:
-    """Estimate how many tokens of context a judge prompt needs, one repeat after a faulty answer included.
+    """Estimate how many tokens of context a judge prompt needs.
 
     Args:
-        prompt (`int`):
-            Tokens of the prompt.
-        verdict (`int`):
-            Tokens that an answer may have.
         responses (`int`, *optional*, defaults to `0`):
             Tokens of responses that are not in the prompt yet.
-        guard (`bool`, *optional*, defaults to `True`):
-            Whether the prompt quotes these responses.
     """
+    # Twice: a faulty answer stands in the repeat's prompt.
     return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
 
 
 def estimate_tokens(questions: Collection[Question], guard: bool, samples: int = 1) -> tuple[float, float]:
-    """Estimate the prompt and completion tokens of questions by their characters. Soft ones have `samples` answers."""
+    """Estimate the prompt and completion tokens of questions by their characters."""
     prompt = sum(len(message["content"]) for question in questions for message in question.chat(guard))
+    # Soft questions have `samples` answers.
     answers = sum(len(question.verdict.longest) * (samples if question.soft else 1) for question in questions)
     return prompt / CHARACTERS_PER_TOKEN, answers / CHARACTERS_PER_TOKEN
