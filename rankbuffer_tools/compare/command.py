@@ -58,7 +58,7 @@ def compare(config: CompareConfig) -> int:
     most = f" of at most {config.max_new_tokens:,} tokens" if config.models else ""
     what = f"{len(duels.pairs):,} duels between answers{most}, each in both orders, by {config.named}"
     script.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
-    if config.dry_run:
+    if config.dry_run:  # the price is said, and nothing asked
         return 0
     if config.models:
         (first, *_) = questions_of(Duels((), {"first": (queries.ids[0], *FIRST)}), *how).items()
@@ -67,7 +67,7 @@ def compare(config: CompareConfig) -> int:
         questions = questions_of(duels, *how)
     shown: dict[str, list[str]] = {}
     for id, *pair in duels.pairs.values():
-        shown.setdefault(id, pair)
+        shown.setdefault(id, pair)  # the first pair of a query, whichever is better
     for id in list(shown)[: config.show]:
         print(side_by_side(queries[id], duels.labels, shown[id]))
     verdicts = ask(config, questions)
@@ -99,7 +99,7 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, A
     """
     judge, most = config.judge(), config.judge_max_failures
     answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge", max_failures=most))
-    if len(answers.failures) > most * len(questions):
+    if len(answers.failures) > most * len(questions):  # a duel without both verdicts is left out of the score
         failed = [call for call in answers.asked.values() if call.failed]
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {len(failed)} of {len(answers.asked)} judgments, more than"

@@ -120,7 +120,7 @@ class CompareParser(TrlParser):
     given: Mapping[str, Any] = {}
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        self.given = {**self.given, **config}
+        self.given = {**self.given, **config}  # what the file of YAML says goes before the run's settings
         return super().set_defaults_with_config(**config)
 
     def parse_args_into_dataclasses(self, args: Iterable[str] | None = None, **others: Any) -> tuple:
@@ -144,5 +144,5 @@ def inherited(known: Namespace) -> dict[str, Any]:
     mine, theirs = known.judge_model or known.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part
         found |= {each.name: run[each.name] for each in fields(JudgeConfig) if each.name in run}
-        found["probabilities"] = str(manifest.get("method")).endswith("_soft")
+        found["probabilities"] = str(manifest.get("method")).endswith("_soft")  # as its training read the judge
     return found

@@ -24,20 +24,11 @@ from rankbuffer_trl.store import BufferStore, history
 
 @dataclass(frozen=True)
 class Duels:
-    """Pairs of answers to compare.
+    """Pairs of answers to compare."""
 
-    Args:
-        labels (`Sequence[str]`):
-            The names of both policies, or epochs.
-        pairs (`Mapping[str, tuple[str, str, str]]`):
-            Query, answer of the first policy and answer of the second one, by name.
-        more (`Sequence[Mapping[str, float]]`, *optional*):
-            What the sampling has measured of the answers of both.
-    """
-
-    labels: Sequence[str]
-    pairs: Mapping[str, tuple[str, str, str]]
-    more: Sequence[Mapping[str, float]] = field(default=({}, {}))
+    labels: Sequence[str]  # of both policies, or epochs
+    pairs: Mapping[str, tuple[str, str, str]]  # by name: query, answer of the first, answer of the second
+    more: Sequence[Mapping[str, float]] = field(default=({}, {}))  # what the sampling has measured of both
 
 
 def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
@@ -52,8 +43,8 @@ def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
 
 
 def duels_by_query(ids: Sequence[str], duels: int, random_: random.Random) -> dict[str, int]:
-    """Return how many duels each query has: one, or more if there are more duels than queries."""
-    each, more = divmod(duels, len(ids))
+    """Return how many duels each query has."""
+    each, more = divmod(duels, len(ids))  # more than one only if there are more duels than queries
     extra = {*random_.sample(ids, more)}
     return {id: each + (id in extra) for id in ids if each or id in extra}
 
@@ -62,14 +53,10 @@ def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int
     """Draw duels between stored answers of two epochs.
 
     Args:
-        store (`BufferStore`):
-            The store of the run.
         duels (`int`):
             Number of duels. There are fewer if the queries do not have as many different pairs.
         epochs (`Sequence[int]`, *optional*):
             The two epochs. Default: the first one, and the newest one with at least half as many queries.
-        seed (`int`, *optional*):
-            The seed of the draw.
 
     Raises:
         [`SettingsError`]: if the run has no such epochs, or no query has answers in both.
@@ -78,6 +65,7 @@ def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int
     for row in history.groups(store):
         steps[row.epoch][row.query_id] = row.step
     first = min(steps)
+    # The newest epoch may have just begun.
     chosen = epochs or [first, max(epoch for epoch in steps if 2 * len(steps[epoch]) >= len(steps[first]))]
     if chosen[0] == chosen[1]:
         raise SettingsError(f"the run has only epoch {first} so far: duels need a first and a last epoch")
@@ -85,6 +73,7 @@ def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int
         raise SettingsError(f"epochs: the run has no epoch {unknown[0]}; it has {', '.join(map(str, sorted(steps)))}")
     answers: dict[str, list[list[history.ResponseRow]]] = {}
     for id in (id for id in steps[chosen[0]] if id in steps[chosen[1]]):
+        # Not without those that became anchors: the share would be too high.
         stored = [row for row in history.responses(store, id) if not row.initial]
         of_epochs = [[row for row in stored if row.step == steps[epoch][id]] for epoch in chosen]
         if all(of_epochs):
@@ -103,12 +92,13 @@ def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int
 def questions_of(
     duels: Duels, queries: QueryTable | Mapping[str, Query], soft: bool = False, no_rubrics: bool = False
 ) -> dict[str, Question]:
-    """Return two questions per duel by name. `forth` shows the second answer as B, and `back` shows it as A."""
+    """Return two questions per duel by name. `forth` shows the second answer as B, `back` as A."""
     asked = {}
     for name, (id, one, other) in duels.pairs.items():
         for order, pair in {"forth": (one, other), "back": (other, one)}.items():
             question = replace(pairwise_question(queries[id], *pair, tie=False), soft=soft)
             if no_rubrics:
+                # The paper's prompt but for these words.
                 text = question.template.replace("\n\nRUBRICS\n{WEIGHTED_RUBRICS}", "")
                 question = replace(question, template=text.replace("query and weighted rubrics", "query"))
             asked[f"{name} {order}"] = question
@@ -118,11 +108,7 @@ def questions_of(
 def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
     """Return how often the second policy wins. A duel needs both of its verdicts, and each query counts the same.
 
-    A duel that it wins in both orders counts 1, one that it wins in one order counts 1/2.
-
-    Returns:
-        `dict[str, Any]`: the number of duels; the share that was `won`, a [`Comparison`] by log odds if there are
-        probabilities, else by the verdicts; both in `wins`; and how often the answer wins that is shown first.
+    `won` is by log odds if there are probabilities, else by the verdicts. `wins` has both.
 
     Raises:
         [`JudgeError`]: if no duel has both verdicts.
@@ -132,14 +118,16 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
     leads: dict[str, list[float]] = defaultdict(list)
     for name, (id, *_) in pairs.items():
         forth, back = (verdicts.get(f"{name} {order}") for order in ("forth", "back"))
-        if forth is None or back is None:
+        if forth is None or back is None:  # one order alone is decided by the place, too
             continue
+        # 1 if it wins in both orders, 1/2 in one.
         shares["verdicts"][id].append(((words[f"{name} forth"] == "B") + (words[f"{name} back"] == "A")) / 2)
         if isinstance(forth, Reading):
-            leads[id].append(lead(forth, back) / 2)
+            leads[id].append(lead(forth, back) / 2)  # the place cancels out
             shares["log odds"][id].append((1 + sign(leads[id][-1])) / 2)
     if not shares["verdicts"]:
         raise JudgeError("no duel has a verdict in both orders: run the same command again to ask the open ones")
+    # Each query counts the same.
     wins = {how: share_of([fmean(each) for each in of.values()]) for how, of in shares.items() if of}
     return {
         "duels": sum(map(len, shares["verdicts"].values())),
@@ -151,14 +139,10 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
 
 
 def share_of(values: list[float]) -> Comparison:
-    """Return the mean of shares, one per query, with Wilson's 95 % interval.
-
-    The interval is that of as many yes-or-no answers as have the standard error of these shares. If all shares are
-    equal, it is that of one answer per query.
-    """
+    """Return the mean of shares, one per query, with Wilson's 95 % interval."""
     n, p = len(values), fmean(values)
-    variance = stdev(values) ** 2 / n if n > 1 else 0.0
-    size = p * (1 - p) / variance if variance else n
+    variance = stdev(values) ** 2 / n if n > 1 else 0.0  # 0 if all shares are equal: then one answer a query
+    size = p * (1 - p) / variance if variance else n  # as many yes-or-no answers as have this standard error
     middle = (p + Z**2 / (2 * size)) / (1 + Z**2 / size)
     half = Z / (1 + Z**2 / size) * math.sqrt(p * (1 - p) / size + (Z / (2 * size)) ** 2)
     return Comparison(n, p, max(middle - half, 0.0), min(middle + half, 1.0))

@@ -18,6 +18,7 @@ from .duel import Duels, duels_by_query
 def prompts_of(config: CompareConfig, queries: QueryTable) -> dict[str, str]:
     """Return the id of the query of each duel, by the duel's name."""
     counts = duels_by_query(queries.ids, config.duels, random.Random(config.seed))
+    # The n-th answers of both policies meet.
     return {f"{id} {n}": id for id, count in counts.items() for n in range(count)}
 
 
@@ -28,13 +29,7 @@ def longest(config: CompareConfig, asked: Mapping[str, str]) -> Duels:
 
 
 def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[str, str]) -> Duels:
-    """Let both policies answer, and read the answers as the format check finds them.
-
-    Answers that were sampled before are kept beside the result.
-
-    Raises:
-        [`EngineError`]: if a policy cannot be loaded or served.
-    """
+    """Let both policies answer, and read the answers as the format check finds them."""
     models = config.labelled_models()
     adapters = {model: base_of(model) for model in models.values()}  # which finds a typo before the first one samples
     prompts = [Prompt(name, queries[id].prompt) for name, id in asked.items()]
@@ -42,9 +37,10 @@ def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[st
     for label, model in models.items():
         log = beside(config.result, f"{label}.vllm.log")
         with engine(config, label, model, adapters[model], log) as responder:
+            # Answers that were sampled before are kept there.
             found = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
         tokens = [found.asked[name].usage.completion for name in asked]
-        ended = fmean(count < config.max_new_tokens for count in tokens)
+        ended = fmean(count < config.max_new_tokens for count in tokens)  # an answer of all tokens was cut off
         measures.append({"tokens": fmean(tokens), "ended": ended})
         texts.append({name: read_answer(found.values[name], config.format_check or "none").text for name in asked})
     return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in asked.items()}, measures)
