@@ -99,8 +99,11 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" must be at least 1, got {}", {"gradient_accumulation_steps": 0, "steps_per_generation": 0}),
     (" must be at least 1, got {}", {"max_completion_length": -5, "dry_run_queries": -1}),
     (" must be at least 1, or -1 for num_train_epochs, got {}", {"max_steps": 0}),
-    (" must be at least 0, got {}", {"seed": -1, "learning_rate": -1.0}),
-    (" must be above 0, got {}", {"temperature": 0.0, "num_train_epochs": -1.0, "top_p": 0.0, "save_steps": -3}),
+    (" must be at least 0, got {}", {"seed": -1}),
+    (
+        " must be above 0, got {}",
+        {"learning_rate": 0.0, "temperature": 0.0, "num_train_epochs": -1.0, "top_p": 0.0, "save_steps": -3},
+    ),
     (" must be at most 1, got {}", {"top_p": 1.5}),
     (" is empty: name a folder", {"output_dir": ""}),
     *((" {} is a file or lies below one: name a folder", {"output_dir": __file__ + end}) for end in ("", "/run")),

@@ -13,6 +13,8 @@ from itertools import count
 from ..data._queries import DataError
 from ._config import RankBufferConfig
 
+WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")  # of transformers' schedules
+
 
 class BatchError(DataError):
     """Settings, processes and data that do not fit together."""
@@ -122,6 +124,15 @@ class Batches:
         said = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
         return [f"{said}.{more}" if (more := args.other_processes) else said]
 
+    def long_warmup(self) -> list[str]:
+        """Say in a line that the run ends before the learning rate has its value, if so."""
+        args, warmup = self.args, self.args.get_warmup_steps(self.steps)
+        if warmup < self.steps or args.lr_scheduler_type in WITHOUT_WARMUP:
+            return []
+        last = f"{args.learning_rate * (self.steps - 1) / warmup:.1e} in place of {args.learning_rate:g}"
+        what = f"the run of {self.steps:,} steps ends within its warmup of {warmup:,}, at a learning rate of {last}"
+        return [f"{what}: lower warmup_steps"]
+
     def lines(self) -> list[str]:
         """Describe the run in lines of text, for the dry run."""
         args, N = self.args, self.args.world_size
@@ -139,6 +150,7 @@ class Batches:
             f" {step} rollouts; a generation is used for {args.steps_in_generation:g} of them",
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
             *self.other_batch(),
+            *self.long_warmup(),
             f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"

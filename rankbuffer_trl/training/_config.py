@@ -335,10 +335,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_ranges(self) -> None:
         """Check the ranges of TRL's settings. Outside them the arithmetic of the batches or the generation fails."""
-        check_at_least(self, seed=0, learning_rate=0, max_completion_length=1, gradient_accumulation_steps=1)
+        check_at_least(self, seed=0, max_completion_length=1, gradient_accumulation_steps=1)
         check_at_least(self, per_device_train_batch_size=1, per_device_eval_batch_size=1, generation_batch_size=1)
         check_at_least(self, num_generations=1, num_iterations=1, steps_per_generation=1)
-        for key in ("num_train_epochs", "temperature", "top_p"):
+        for key in ("num_train_epochs", "temperature", "top_p", "learning_rate"):
             if getattr(self, key) <= 0:
                 raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
         if self.max_steps < 1 and self.max_steps != -1:  # transformers would train for num_train_epochs

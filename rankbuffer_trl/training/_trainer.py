@@ -141,6 +141,8 @@ class RankBufferTrainer(ResumableTrainer):
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         if self.accelerator.is_main_process and self._rounds_away():
             logger.warning(STILL.format(args.learning_rate))
+        for line in plan.batches.long_warmup():
+            once.warning(line)
         self.add_callback(StepLog(args.output_dir))
         self.dataset_name = dataset_name
         state.names = {"policy": self.model.config.name_or_path, "data": dataset_name}
