@@ -64,7 +64,7 @@ class CheckSettings:
 
 @dataclass
 class Findings:
-    """The findings of [`check`]. `lengths` has lists of token counts by the kind of text."""
+    """The findings of [`check`]. `lengths` has token counts by the kind of text, `odd_rubrics` ids by the fault."""
 
     queries: int = 0
     turns: Counter = field(default_factory=Counter)
@@ -73,30 +73,19 @@ class Findings:
     weights: Counter = field(default_factory=Counter)
     rubric_words: list[int] = field(default_factory=list)
     odd_rubrics: dict[str, list[str]] = field(default_factory=lambda: {what: [] for what in (THERE, TWO, SAME)})
-    """The ids of queries with a rubric that is odd in this way."""
     same_prompt: list[str] = field(default_factory=list)
     same_response: list[str] = field(default_factory=list)
     too_long: list[str] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
-    longest: int = 0
-    """Tokens that a rollout may have, or those of a reference response that is longer."""
-    context: int = 0
-    """Estimated tokens of the judge's context for `most_shown` responses of this length ([`context_for`])."""
+    longest: int = 0  # tokens that a rollout may have, or those of a reference response that is longer
+    context: int = 0  # estimated, for `most_shown` responses of this length
 
 
 def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
-    """Check all rows of a data set, count what they contain, and measure lengths.
-
-    Args:
-        dataset (`Dataset`):
-            A training set. It may lack `rubrics` or `responses`.
-        tokens (`TokenCounter`):
-            The counter of tokens.
-        settings (`CheckSettings`):
-            The settings on which lengths depend.
+    """Check all rows of a data set, which may lack rubrics or responses, and measure lengths.
 
     Raises:
-        [`DataError`]: for the first row that does not have the schema of docs/data.md, or if there are no rows.
+        [`DataError`]: for the first row without the schema of docs/data.md, or if there are no rows.
     """
     found = Findings()
     prompts: set[str] = set()
@@ -117,10 +106,10 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
             found.too_long.append(query.id)
         measured = found.lengths
         measured.setdefault("prompt", []).append(length)
-        if number * settings.sample % len(dataset) < settings.sample:
+        if number * settings.sample % len(dataset) < settings.sample:  # evenly spread over the rows
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
-        wordy = max(wordy, query, key=frame_size)
-    found.longest = max([settings.max_completion_length, *found.lengths["response"]])
+        wordy = max(wordy, query, key=frame_size)  # its prompt needs most, whatever is shown in it
+    found.longest = max([settings.max_completion_length, *found.lengths["response"]])  # references are shown too
     found.context = needed_context(wordy, tokens, settings, found.longest)
     return found
 
@@ -138,7 +127,8 @@ def count(found: Findings, query: Query) -> None:
 
 
 def plain_text(query: Query) -> str:
-    """Return what a query asks, alike for two prompts that differ in white space or in the form of a letter alone."""
+    """Return what a query asks."""
+    # Alike if only white space or the form of a letter differs.
     return unicodedata.normalize("NFC", " ".join(query.text.split()))
 
 
@@ -149,6 +139,7 @@ def frame_size(query: Query) -> int:
 
 def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
     """Estimate the context of a judge prompt about `query` whose responses have `longest` tokens each."""
+    # `2 * k0` anchors, as before a buffer has grown.
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
     room = max_tokens(question.verdict, "none", settings.free_tokens)
@@ -156,7 +147,8 @@ def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, 
 
 
 def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
-    """Print the findings; 119 characters wide if the output is a file."""
+    """Print the findings."""
+    # 119 columns fit the table; a file has no width.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
     for line in lines(name, found, settings):
         console.print(line, markup=False, soft_wrap=True)
@@ -189,7 +181,7 @@ def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) ->
             " them, or train with method_args: {bootstrap: true} and check with --no_responses, or name a --method"
             " that needs none"
         )
-    if found.too_long and tokens.exact:
+    if found.too_long and tokens.exact:  # an estimate is too high, so it refuses nothing
         yield (
             f"NOT READY: {len(found.too_long):,} prompts have more than {settings.max_prompt_length:,} tokens; delete"
             " these rows, or raise max_prompt_length"

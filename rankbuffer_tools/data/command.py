@@ -24,8 +24,7 @@ from .lines import list_faults
 from .publish import make_card
 from .tokens import TokenCounter
 
-MAX_FAULTS = 20
-"""How many faults `check` prints."""
+MAX_FAULTS = 20  # that `check` prints
 SETTINGS = ("k0", "max_prompt_length", "max_completion_length", "free_tokens", "sample")
 
 
@@ -98,7 +97,7 @@ def check(arguments: argparse.Namespace) -> None:
     dataset = load_queries(arguments.file, split=arguments.split)
     known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
     warn_of_columns(dataset)
-    dataset = select(dataset, known)
+    dataset = select(dataset, known)  # other columns are the user's own
     rows = enumerate(checked_rows(dataset, rubrics_needed=False), start=1)
     tokens.check({**row, "place": f"row {number}"} for number, row in rows)
     found = check_dataset(dataset, tokens, settings)
@@ -108,8 +107,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def method_of(arguments: argparse.Namespace) -> RewardMethod:
-    """Return the reward method that `check` estimates for: its defaults, and `--k0` if it has this argument."""
+    """Return the reward method that `check` estimates for."""
     known = {field.name for field in fields(find_method(arguments.method))}
+    # Not every method has anchors.
     return load_method(arguments.method, {"k0": arguments.k0} if "k0" in known else {}, seed=0)
 
 

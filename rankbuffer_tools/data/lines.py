@@ -17,13 +17,7 @@ from rankbuffer_trl.decoding import shorten
 def list_faults(name: str, split: str) -> Iterator[str]:
     """Yield the faults of all rows, one line of text each, in the order of the rows.
 
-    Rows without rubrics or without responses have no fault here: the command counts them.
-
-    Args:
-        name (`str`):
-            A `.jsonl`, `.json` or `.parquet` file, a folder of them, or a data set on the Hub.
-        split (`str`):
-            Split of the data set.
+    The data set is a `.jsonl`, `.json` or `.parquet` file, a folder of them, or on the Hub.
 
     Raises:
         [`DataError`]: if the data set is missing or of another kind.
@@ -40,6 +34,7 @@ def list_faults(name: str, split: str) -> Iterator[str]:
         if fault:
             yield f"{place}: {fault}"
         else:
+            # The command counts rows without rubrics or responses.
             yield from row_faults(normal_row(row), place, seen, rubrics_needed=False)
 
 
@@ -61,7 +56,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any, str]]:
         file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
         if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, line in enumerate(file, start=1):
-                if line.strip(b" \t\r\n"):
+                if line.strip(b" \t\r\n"):  # an empty line is no row
                     yield f"line {number}", *parse_or_fault(line.rstrip())
             return
         rows, fault = parse_or_fault(file.read())

@@ -21,7 +21,7 @@ THERE, TWO, SAME = "asks only whether something is there", "asks two things at o
 
 
 def odd_rubrics(rubrics: Sequence[Rubric]) -> Iterator[str]:
-    """Yield `THERE`, `TWO` and `SAME`, each if it holds for a rubric of the query. A fault may be there or not."""
+    """Yield `THERE`, `TWO` and `SAME`, each if it holds for a rubric of the query."""
     if any(rubric.weight > 0 and PRESENCE.match(rubric.text.strip()) for rubric in rubrics):
         yield THERE
     if any(JOINED.search(rubric.text.partition(":")[0]) for rubric in rubrics):

@@ -19,7 +19,7 @@ from rankbuffer_trl.groups import Messages
 
 RANKS = 7
 ROLES = {"Human": "user", "Assistant": "assistant"}
-TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")  # after an empty line; elsewhere these words are text
 
 
 class Unusable(ValueError):
@@ -28,9 +28,6 @@ class Unusable(ValueError):
 
 def parse_prompt(text: str) -> Messages:
     """Read Nectar's prompt as messages, of which the last is the user's.
-
-    A turn begins with `Human:` or `Assistant:` after an empty line. Elsewhere these words are text. White space around
-    a turn and a byte order mark are dropped, and CRLF becomes LF.
 
     Raises:
         [`Unusable`]: if it is not a conversation whose next turn is the assistant's.
@@ -49,25 +46,14 @@ def parse_prompt(text: str) -> Messages:
     if messages[-1]["role"] == "assistant":
         if messages[-1]["content"]:
             raise Unusable("the prompt ends in an assistant turn")
-        messages.pop()
+        messages.pop()  # Nectar ends each prompt with `Assistant: `
     if not all(message["content"] for message in messages):
         raise Unusable("the prompt has an empty turn")
     return messages
 
 
 def to_row(raw: dict) -> dict:
-    """Turn a row of Nectar into a row of a training set, without rubrics.
-
-    Args:
-        raw (`dict`):
-            The row, in Nectar's schema ([`check_schema`]).
-
-    Returns:
-        `dict`: `query_id`, a hash of the prompt; `prompt`; `responses` from worst to best; `models` that wrote them.
-
-    Raises:
-        [`Unusable`]: if the row cannot be trained on.
-    """
+    """Turn a row of Nectar into a row of a training set, without rubrics. Else raise [`Unusable`]."""
     if raw["prompt"] is None or raw["answers"] is None:
         raise Unusable("prompt or answers are missing")
     if text_fault(raw["prompt"]):
@@ -78,7 +64,7 @@ def to_row(raw: dict) -> dict:
         raise Unusable(f"not {RANKS} responses")
     if sorted(answer["rank"] or 0 for answer in answers) != list(range(1, RANKS + 1)):
         raise Unusable(f"the ranks are not 1 to {RANKS}, each once")
-    answers = sorted(answers, key=lambda answer: -answer["rank"])
+    answers = sorted(answers, key=lambda answer: -answer["rank"])  # rank 1 is the best
     if any(text_fault(answer["answer"]) for answer in answers):
         raise Unusable("a response is empty or is not clean text")
     responses = [answer["answer"].replace("\r\n", "\n").strip() for answer in answers]
@@ -87,7 +73,7 @@ def to_row(raw: dict) -> dict:
     return {
         "query_id": "nectar-" + hashlib.sha256(raw["prompt"].encode()).hexdigest()[:16],
         "prompt": messages,
-        "responses": responses,
+        "responses": responses,  # from worst to best
         "models": ["unknown" if text_fault(answer["model"]) else answer["model"] for answer in answers],
     }
 
@@ -129,20 +115,11 @@ def describe_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows that were taken, and the reasons why others were not.
+    """The rows that were taken, and the reasons why others were not."""
 
-    Args:
-        rows (`list[dict]`):
-            The rows of the training set, in the random order.
-        read (`int`):
-            Rows of the source.
-        dropped (`dict[str, int]`):
-            How often each reason occurred among the rows looked at: those before the last one taken.
-    """
-
-    rows: list[dict]
-    read: int
-    dropped: dict[str, int] = field(default_factory=dict)
+    rows: list[dict]  # of the training set, in the random order
+    read: int  # rows of the source
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason, before the last one taken
 
     @property
     def looked_at(self) -> int:
@@ -151,10 +128,8 @@ class Sample:
 
 
 def place_of(prompt: str | None, seed: int) -> int:
-    """Return the prompt's sort key, a hash of seed and text.
-
-    The sample therefore depends neither on the order of files and shards nor on streaming.
-    """
+    """Return the prompt's sort key, a hash of seed and text."""
+    # Neither the order of files nor streaming changes the sample.
     return int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode(errors="surrogatepass")).digest())
 
 
@@ -164,10 +139,6 @@ def sample_rows(
     """Put all rows in random order and take the first `n` usable ones, in one pass that keeps `n` rows in memory.
 
     Args:
-        raws (`Iterable[dict]`):
-            Rows of Nectar.
-        n (`int`, *optional*):
-            Number of rows to take, at least 1. `None` takes all usable rows.
         seed (`int`, *optional*):
             Seed of the random order. `None` keeps the order of the rows, which are shuffled already.
         fault (`Callable[[dict], str | None]`, *optional*):
@@ -186,7 +157,7 @@ def sample_rows(
         prompt = place_of(raw["prompt"], seed or 0)
         place = number if seed is None else prompt
         full = n is not None and len(taken) >= n
-        if full and place > -taken[0][0]:
+        if full and place > -taken[0][0]:  # it cannot be among the first `n`
             continue
         try:
             if prompt in prompts:
@@ -203,6 +174,7 @@ def sample_rows(
         else:
             heapq.heappush(taken, (-place, row))
     last = -taken[0][0] if taken and len(taken) == n else math.inf
+    # One pass also drops rows that nobody would have looked at.
     reasons = Counter(reason for place, reason in drops if place <= last)
     rows = [row for _, row in sorted(taken, key=lambda item: -item[0])]
     return Sample(rows, read, dict(reasons.most_common()))

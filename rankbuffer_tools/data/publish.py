@@ -16,15 +16,9 @@ HIDDEN = ("step", "cost", "ranking_cost")
 
 
 def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict]) -> str:
-    """Write the data card of a training set.
+    """Write the data card of a training set, whose rows may have no rubrics.
 
     Args:
-        repo_id (`str`):
-            The data set on the Hub.
-        file_name (`str`):
-            The file in it.
-        rows (`list[dict]`):
-            The rows of the set. They may have no rubrics.
         steps (`list[dict]`):
             The steps that made the set ([`read_provenance`]); an empty list if there is no record.
     """

@@ -18,25 +18,11 @@ from rankbuffer_trl.rewards import RATING_MAX
 
 from ..batch.chat import Chat
 
-SEED_STEP = 1000
-"""Distance between the seeds of two samples. A repeat adds 1 to the seed and must not reach the next sample's."""
+SEED_STEP = 1000  # a repeat adds 1 to the seed and must not reach the next sample's
 
 
 def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any], seed: int) -> list[Chat]:
-    """Ask for `n` responses to a query.
-
-    Args:
-        query_id (`str`):
-            The query.
-        prompt (`list[dict]`):
-            The messages of the query, which are sent unchanged.
-        n (`int`):
-            The number of responses.
-        request (`dict[str, Any]`):
-            Decoding, such as `temperature` and `max_tokens`.
-        seed (`int`):
-            Seed of the first response. Each response has its own.
-    """
+    """Ask for `n` responses to a query, each with a seed of its own. The prompt is sent unchanged."""
     return [
         Chat("sample", query_id, prompt, read_sample, request | {"seed": seed + SEED_STEP * i}, afresh=True)
         for i in range(n)
@@ -44,20 +30,13 @@ def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any
 
 
 def read_sample(answer: str, cut_off: bool = False) -> dict[str, Any]:
-    """Return the response in an answer, see [`read_response`], with what tells whether it is a thought.
-
-    A template may open the thought in the prompt. A thought that was cut off then has no tag, and only other samples
-    show that the model thinks, see [`cut_thoughts`].
-    """
+    """Return the response in an answer, see [`read_response`], with what tells whether it is a thought."""
+    # A thought that the template opens has no tag when cut off.
     return {"text": read_response(answer), "thought": answer_of(answer)[1], "cut_off": cut_off}
 
 
 def read_response(answer: str) -> str:
-    """Return the answer without its thinking.
-
-    Raises:
-        [`VerdictError`]: if nothing is left, or the rest is not clean text.
-    """
+    """Return the answer without its thinking. Raise [`VerdictError`] if nothing clean is left."""
     text, thought = answer_of(answer)
     if "<think>" in text or (answer.strip() and not text and not thought):
         raise VerdictError("the response ends inside its thinking block")
@@ -69,24 +48,17 @@ def read_response(answer: str) -> str:
 def cut_thoughts(samples: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return which samples of one model were cut off inside a thought that has no tag.
 
-    These are the samples that were cut off and close no thought, if any other sample closes one. Without such a sample
-    nothing speaks of thinking. Then a long response that was cut off is kept: training, too, judges the part of a
-    rollout that is there.
+    These are the samples that were cut off and close no thought, if any other sample closes one.
     """
     thinks = any(sample["thought"] for sample in samples.values())
+    # Else a response that was cut off is kept: training, too, judges a part.
     return [name for name, sample in samples.items() if thinks and sample["cut_off"] and not sample["thought"]]
 
 
 def order_question(query: Query, texts: Sequence[str]) -> Question:
-    """Ask for the order of responses, worst to best: the paper's listwise question, as its bootstrap asks it.
-
-    Args:
-        query (`Query`):
-            The query. Without rubrics of its own, it is judged by the generic ones.
-        texts (`Sequence[str]`):
-            The responses. The verdict names them by their indices.
-    """
+    """Ask for the order of responses by index, worst to best: the question of the paper's bootstrap."""
     rollouts = [Rollout(i, text) for i, text in enumerate(texts)]
+    # Rubrics are usually written from these responses.
     return ranking_question(replace(query, rubrics=query.rubrics or GENERIC_RUBRICS), rollouts, kind="bootstrap")
 
 
@@ -102,18 +74,18 @@ def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
 def order_by_scores(
     texts: Mapping[str, Sequence[str]], readings: Mapping[str, Reading]
 ) -> tuple[dict[str, list[int]], int]:
-    """Return the indices of each query's responses from the lowest mean score to the highest, and the equal pairs.
-
-    A query has no order if a score is not known, or if all are equal: it would be the order of sampling.
-    """
+    """Return the indices of each query's responses from the lowest mean score to the highest, and the equal pairs."""
     means = {name: reading.mean for name, reading in readings.items()}
     names = {query_id: [f"{query_id}/score {i}" for i in range(len(of))] for query_id, of in texts.items()}
+    # No order if a score is not known.
     known = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
+    # If all are equal, it would be the order of sampling.
     tell = {query_id: of for query_id, of in known.items() if len(set(of)) > 1}
     tied = sum(a == b for of in tell.values() for a, b in combinations(of, 2))
     return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in tell.items()}, tied
 
 
 def orders_as_shown(orders: Iterable[Sequence[int]]) -> int:
-    """Count the lists of at least four responses that name them in the order shown, or the other way round."""
+    """Count the lists that name them in the order shown, or the other way round."""
+    # Shorter lists come so by chance.
     return sum(len(of) > 3 and [*of] in (sorted(of), sorted(of, reverse=True)) for of in orders)

@@ -18,33 +18,19 @@ SYSTEM, USER = (
     (PROMPTS / f"rubrics_{role}.txt").read_text(encoding="utf-8").rstrip("\n") for role in ("system", "user")
 )
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
-TEMPERATURE, MAX_TOKENS = 0.2, 1024
-"""The paper's decoding."""
-MIN_RUBRICS, MAX_RUBRICS = 3, 5
-"""Number of rubrics in an answer."""
+TEMPERATURE, MAX_TOKENS = 0.2, 1024  # the paper's decoding
+MIN_RUBRICS, MAX_RUBRICS = 3, 5  # in an answer
 
 
 def rubric_chat(
     query_id: str, prompt: list[dict], responses: list[str], models: list[str] | None, request: dict[str, Any]
 ) -> Chat:
-    """Ask for the rubrics of one query.
-
-    Args:
-        query_id (`str`):
-            The query.
-        prompt (`list[dict]`):
-            The messages of the query. The model reads them as a judge does, see [`Query.text`].
-        responses (`list[str]`):
-            At least two responses, from worst to best. Chat markers are broken up in all texts.
-        models (`list[str]`, *optional*):
-            The model that wrote each response. Without names, the prompt says `unknown`.
-        request (`dict[str, Any]`):
-            Decoding. The paper uses temperature 0.2 and at most 1,024 tokens.
-    """
+    """Ask for the rubrics of one query. The responses, two at least, stand from worst to best."""
     n = len(responses)
     head, _, _ = USER.partition("[Rank 1 |")
     head += "\n\n".join(f"[Rank {i} | model={{MODEL_{i}}}]\n{{ANSWER_{i}}}" for i in range(1, n + 1))
-    values = {"{QUERY}": defuse(Query(query_id, prompt, ()).text)}
+    values = {"{QUERY}": defuse(Query(query_id, prompt, ()).text)}  # as a judge reads it, with chat markers broken up
+    # The paper's prompt names the best one first.
     best_first = zip(reversed(responses), reversed(models or ["unknown"] * n), strict=True)
     for i, (response, model) in enumerate(best_first, start=1):
         values |= {f"{{ANSWER_{i}}}": show_response(response, quoted=False), f"{{MODEL_{i}}}": defuse(model)}
@@ -58,19 +44,15 @@ def rubric_chat(
 def for_count(template: str, n: int) -> str:
     """Rewrite a template for `n` responses instead of seven."""
     word = NUMBER_WORDS[n] if n < len(NUMBER_WORDS) else str(n)
+    # The one word of the paper's prompts that changes.
     return template.replace("seven", word).replace("Seven", word.capitalize())
 
 
 def read_rubrics(answer: str, cut_off: bool = False) -> list[dict[str, Any]]:
     """Read the rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
 
-    Text around the JSON object is skipped: a code fence, a sentence, a thinking block. White space inside a rubric
-    becomes single spaces, because a prompt has one line per rubric. Everything else is a fault that the model is told:
-    other counts, other weights, weights as text, the same rubric twice. So is a
-    draft in an answer that was cut off, see [`read_object`].
-
-    Raises:
-        [`VerdictError`]: naming the fault.
+    Text around the JSON object is skipped: a code fence, a sentence, a thinking block. Everything else is a
+    [`VerdictError`] that the model is told. So is a draft in an answer that was cut off, see [`read_object`].
     """
     found, _ = read_object(answer, ["rubrics"], cut_off)
     rubrics = found["rubrics"]
@@ -90,6 +72,6 @@ def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
     text, weight = rubric["text"], rubric["weight"]
     if fault := text_fault(text):
         raise VerdictError(f"the text of rubric {number} {fault}")
-    if type(weight) is not int or not 1 <= weight <= 5:
+    if type(weight) is not int or not 1 <= weight <= 5:  # true is an int, too
         raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shorten_json(weight)}")
-    return {"text": " ".join(text.split()), "weight": weight}
+    return {"text": " ".join(text.split()), "weight": weight}  # a prompt has one line per rubric

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(name: str, revision: str | None = None, local: bool = False) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer by its name or path; with `local`, without the network.
-
-    Raises:
-        [`SettingsError`]: if it cannot be loaded.
-    """
+    """Load a tokenizer by its name or path; with `local`, without the network. Else raise [`SettingsError`]."""
     from transformers import AutoTokenizer  # slow to import, and not needed for an estimate
 
     try:
@@ -30,15 +26,7 @@ def load_tokenizer(name: str, revision: str | None = None, local: bool = False) 
 
 
 class TokenCounter:
-    """A counter of tokens.
-
-    Args:
-        tokenizer (`str`, *optional*):
-            Name or path of a tokenizer. Without one, 3 characters count as a token.
-
-    Attributes:
-        exact (`bool`):
-            Whether there is a tokenizer, so that tokens are counted and not estimated.
+    """A counter of tokens. Without a `tokenizer`, by name or path, 3 characters count as one.
 
     Raises:
         [`SettingsError`]: if the tokenizer cannot be loaded.
@@ -46,21 +34,18 @@ class TokenCounter:
 
     def __init__(self, tokenizer: str | None = None):
         self.name = tokenizer or f"estimated, {CHARACTERS_PER_TOKEN} characters each"
-        self.exact = tokenizer is not None
+        self.exact = tokenizer is not None  # counted, not estimated
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
 
     def text(self, text: str) -> int:
         """Count the tokens of a plain text."""
         if self._tokenizer is None:
             return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        # No warning of long texts: they are only counted.
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def chat(self, messages: Messages) -> int:
-        """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts.
-
-        Raises:
-            [`DataError`]: as [`render_messages`].
-        """
+        """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts."""
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
         return self.text(render_messages(self._tokenizer, self.name, messages))
