@@ -45,16 +45,14 @@ def read_completion(body: Any, limit: Any = None) -> Reply:
     """Read a chat completion, with all of its choices.
 
     Args:
-        body (`Any`):
-            The body, decoded.
         limit (`int`, *optional*):
-            The most tokens that each answer might have. Some servers do not say why they ended.
+            The most tokens that each answer might have.
 
     Raises:
         `TypeError`, `LookupError`, `AttributeError`: if it is none.
     """
     choices, usage = body["choices"], read_usage(body.get("usage"))
-    allowed = limit * len(choices) if type(limit) is int else float("inf")
+    allowed = limit * len(choices) if type(limit) is int else float("inf")  # some servers do not say why they ended
     first, *others = [read_choice(choice, usage.possible.completion, allowed) for choice in choices]
     samples = (first, *others) if others else ()
     return first._replace(usage=usage, logprobs=choices[0].get("logprobs"), samples=samples)
@@ -62,7 +60,7 @@ def read_completion(body: Any, limit: Any = None) -> Reply:
 
 def read_choice(choice: Any, tokens: int, allowed: float) -> Reply:
     """Read one choice, without its usage. Of all choices together, `tokens` came, and `allowed` were allowed."""
-    reason, message = reason_of(choice), choice.get("message") or choice.get("delta")
+    reason, message = reason_of(choice), choice.get("message") or choice.get("delta")  # of one that streams anyway
     if message is None and not reason:
         raise LookupError("a choice without a message")
     message = message or {}
@@ -92,12 +90,10 @@ def read_choice(choice: Any, tokens: int, allowed: float) -> Reply:
 
 
 def reason_of(choice: dict) -> str:
-    """Return why a choice ended, in the server's word; empty if it does not say.
-
-    A gateway that says "stop" may pass on, in another field, that the model's server cut off or withheld the answer.
-    """
+    """Return why a choice ended, in the server's word; empty if it does not say."""
     reasons = [choice.get(name) for name in ("finish_reason", "native_finish_reason", "done_reason")]
     texts = [str(each.get("type", "") if isinstance(each, dict) else each) for each in reasons if each]  # SGLang's
+    # A gateway that says "stop" may pass on, in another field, that the model's server cut off or withheld the answer.
     odd = [each for each in texts if LIMIT.search(each) or FILTER.search(each)]
     return next(iter(odd + texts), "")
 
@@ -108,7 +104,7 @@ def finished(reason: str) -> bool:
 
 
 def read_usage(usage: Any) -> Usage:
-    """Read the token counts of an answer as they are. What a server does not report counts as zero."""
+    """Read the token counts of an answer as they are."""
     usage = usage if isinstance(usage, dict) else {}  # an odd count is no reason to lose an answer that is paid for
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
@@ -128,10 +124,11 @@ def whole(count: Any) -> Any:
 
 
 def fault_in_content(content: bytes) -> tuple[int, str] | None:
-    """Return what [`fault_in`] says of a body as it came. One that ends too early is a fault that may pass."""
+    """Return what [`fault_in`] says of a body as it came."""
     try:
         return fault_in(json.loads(content))
     except json.JSONDecodeError as error:
+        # A body that ends too early is a fault that may pass.
         half = error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
         return (500, "it ends too early") if half else None
     except (ValueError, RecursionError):
@@ -141,7 +138,7 @@ def fault_in_content(content: bytes) -> tuple[int, str] | None:
 def fault_in(body: Any) -> tuple[int, str] | None:
     """Return the HTTP status that an error in place of an answer stands for, and the server's words.
 
-    Gateways have begun to answer, with status 200, before the model's server fails. `None` stands for no error.
+    Gateways have begun to answer, with status 200, before the model's server fails.
     """
     body = first_of(body)
     if not isinstance(body, dict):
@@ -162,13 +159,13 @@ def fault_in(body: Any) -> tuple[int, str] | None:
 
 
 def status_of(error: Any) -> int:
-    """Return the HTTP status that an error stands for by its number or its words, else 400, which is final."""
+    """Return the HTTP status that an error stands for by its number or its words."""
     codes = [str(error.get(name)) for name in CODES] if isinstance(error, dict) else []
     for code in codes:
         if re.fullmatch("[45][0-9]{2}", code):
             return int(code)
     told = [*codes, words_of(error)]
-    return next((status for status, words in STATUSES if any(map(words.search, told))), 400)
+    return next((status for status, words in STATUSES if any(map(words.search, told))), 400)  # 400 is final
 
 
 def words_of(error: Any) -> str:
@@ -184,5 +181,5 @@ def words_of(error: Any) -> str:
 
 
 def first_of(body: Any) -> Any:
-    """Return the one item of a list, as Gemini sends an error, or else the body itself."""
-    return body[0] if isinstance(body, list) and len(body) == 1 else body
+    """Return the one item of a list, or else the body itself."""
+    return body[0] if isinstance(body, list) and len(body) == 1 else body  # Gemini sends an error as a list

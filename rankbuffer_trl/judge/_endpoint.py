@@ -120,27 +120,21 @@ class Endpoint:
 
 
 def check_seconds(key: str, value: float | None) -> None:
-    """Refuse a time limit that is not above 0 seconds and finite.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key`.
-    """
+    """Refuse a time limit that is not above 0 seconds and finite."""
     if value is not None and not 0 < value < math.inf:
         raise SettingsError(f"{key} must be above 0 seconds, got {value}")
 
 
 def check_url(key: str, url: str, variable: str | None = None, secret: str | None = None) -> None:
-    """Refuse an address that no server has, and one with a key in it. Logs show addresses.
+    """Refuse an address that no server has, and one with a key in it.
 
     Args:
         key (`str`):
             The setting that holds the address, for the error message.
-        url (`str`):
-            The address.
         variable (`str`, *optional*):
             The setting that names the variable with the key, for the error message.
         secret (`str`, *optional*):
-            The key itself. One of a few characters, such as `none`, may be a part of any address.
+            The key itself.
 
     Raises:
         [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
@@ -148,6 +142,7 @@ def check_url(key: str, url: str, variable: str | None = None, secret: str | Non
     if not url:
         raise SettingsError(f"{key} is empty: name a server, such as http://127.0.0.1:8001/v1, or leave {key} out")
     address = ADDRESS.fullmatch(url)
+    # Logs show addresses. A key of a few characters, such as `none`, may be a part of any.
     if not address or KEY.search(url) or (secret and len(secret) >= ECHOED and secret in url):
         where = f", and put the key into the environment variable that {variable} names" if variable else ""
         raise SettingsError(
@@ -161,14 +156,11 @@ def check_url(key: str, url: str, variable: str | None = None, secret: str | Non
 
 
 def check_headers(key: str, headers: Mapping[str, Any], variable: str) -> None:
-    """Refuse headers that cannot be sent, that the client itself sets, or that look like a key. Files hold settings.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key` and the header, without its value.
-    """
+    """Refuse headers that cannot be sent, that the client itself sets, or that look like a key."""
     for name, value in headers.items():
         if not re.fullmatch(r"[A-Za-z][\w-]{0,99}", name, re.ASCII) or CLIENT_HEADER.fullmatch(name):
             raise SettingsError(f"{key} cannot have the header {name[:99]!r}: name one of your own, such as X-Run")
+        # Settings are written into files, and a key must not be.
         if not isinstance(value, str) or not re.fullmatch(r"[!-~]([ -~]{0,998}[!-~])?", value) or KEY.search(value):
             raise SettingsError(
                 f"{key} has a header {name} that is no text of printable ASCII characters, or looks like a key: a key"
@@ -177,12 +169,8 @@ def check_headers(key: str, headers: Mapping[str, Any], variable: str) -> None:
 
 
 def check_variable(name: str, key: str) -> None:
-    """Refuse what is not the name of an environment variable, without showing it: it may be a key.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key`.
-    """
-    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name) and name not in os.environ:
+    """Refuse what is not the name of an environment variable."""
+    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name) and name not in os.environ:  # it may be a key, so it is not shown
         raise SettingsError(
             f"{key} must be the name of an environment variable, in capital letters, such as {DEFAULT_KEY}. Its value"
             " is not shown here because it may be a key: export the key in such a variable"
@@ -193,8 +181,6 @@ def read_key(variable: str, key: str) -> str | None:
     """Return the key that an environment variable holds; `None` if the default variable is not set.
 
     Args:
-        variable (`str`):
-            The name of the variable.
         key (`str`):
             The setting that names the variable, for the error message.
 
@@ -203,7 +189,7 @@ def read_key(variable: str, key: str) -> str | None:
     """
     check_variable(variable, key)
     value = os.environ.get(variable)
-    if not value and variable != DEFAULT_KEY:
+    if not value and variable != DEFAULT_KEY:  # who names a variable has a key; many servers need none
         raise SettingsError(
             f"{key} names the environment variable {variable}, which is not set: export the server's key there, or"
             f" leave {key} out if the server wants none"

@@ -18,10 +18,10 @@ class JudgeError(RankBufferError, RuntimeError):
         message (`str`):
             The cause, and what to do.
         passing (`bool`, *optional*, defaults to `True`):
-            Whether the same question may be answered later. An answer that is no verdict will be given again.
+            Whether the same question may be answered later.
     """
 
-    leaves_step = True
+    leaves_step = True  # the steps before are saved, see [`leaves_step`]
 
     def __init__(self, message: str, passing: bool = True):
         super().__init__(message)
@@ -32,8 +32,6 @@ class TransportError(JudgeError):
     """One request got no usable answer, its transport retries included.
 
     Args:
-        message (`str`):
-            The cause. Characters that cannot be printed are escaped.
         kind (`str`, *optional*, defaults to `"refused"`):
             `down` (no connection, no answer in time, 502 to 504: the server seems to be gone), `busy` (429 and other
             faults that may pass) or `refused` (this request will never be answered).
@@ -42,7 +40,7 @@ class TransportError(JudgeError):
         retry_after (`float`, *optional*):
             Seconds after which the server says that it takes requests again.
         key (`str`, *optional*):
-            The key that was sent. It is masked in the message, since a server may echo it anywhere.
+            The key that was sent.
     """
 
     def __init__(
@@ -53,6 +51,7 @@ class TransportError(JudgeError):
         key: str | None = None,
         retry_after: float | None = None,
     ):
+        # A server may echo the key anywhere.
         super().__init__(printable(masked(message, key or "")), passing=kind != "refused")
         self.kind = kind
         self.status = status
@@ -65,10 +64,7 @@ class TransportError(JudgeError):
 
 
 def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`.
-
-    The same holds for the key in capitals, in base64 and percent-encoded.
-    """
+    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`."""
     known, length, hidden = parts(key), min(ECHOED, len(key)), set[int]()
     for texts in (list(message), PERCENT.findall(message) if "%" in message else []):
         starts = list(accumulate(map(len, texts), initial=0))
@@ -96,9 +92,10 @@ def parts(key: str) -> frozenset[str]:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, line breaks and lone surrogates, which harm a terminal, a log or the store."""
+    """Escape control characters, line breaks and lone surrogates."""
     if text.isprintable():
         return text
+    # They harm a terminal, a log or the store.
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -71,7 +71,7 @@ class ChatClient(Protocol):
     async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
         """Answer a chat about `question` deterministically, or raise [`TransportError`].
 
-        Requests, seconds and the server are added to `tally` as they happen. A client without a server names none.
+        Requests, seconds and the server are added to `tally` as they happen.
         """
 
     async def close(self) -> None:
@@ -79,14 +79,12 @@ class ChatClient(Protocol):
 
 
 def arguments_of(client: ChatClient) -> dict[str, Any]:
-    """Return what a client was made with, if it is a dataclass. A logged answer counts for the same arguments only.
-
-    Which argument changes the answers is not known. So all of them count, except fields with `compare=False`. A value
-    that JSON cannot hold, such as a lock, counts by its class.
-    """
+    """Return what a client was made with, if it is a dataclass. A logged answer counts for the same arguments only."""
     if not is_dataclass(client):
         return {}
+    # Which argument changes the answers is not known, so all count, except fields with `compare=False`.
     arguments = {each.name: getattr(client, each.name) for each in fields(client) if each.init and each.compare}
+    # A value that JSON cannot hold, such as a lock, counts by its class.
     return json.loads(json.dumps(arguments, skipkeys=True, default=lambda value: type(value).__name__))
 
 
@@ -102,8 +100,7 @@ class Judge:
         max_attempts (`int`, *optional*, defaults to `3`):
             How often one question is asked before it counts as malformed.
         guard (`bool`, *optional*, defaults to `True`):
-            Quote responses in prompts, see [`Question.prompt`]. `False` gives the paper's prompts. The default is that
-            of `judge_guard`.
+            Quote responses in prompts, see [`Question.prompt`]. `False` gives the paper's prompts.
         method (`str`, *optional*):
             The reward method that asks, for the ledger.
         on_call (`Callable[[Call], None]`, *optional*):
@@ -159,10 +156,7 @@ class Judge:
         return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call, on_spent)
 
     async def ask(self, question: Askable) -> Any | None:
-        """Return the parsed verdict of `question`, or `None` if there is none.
-
-        Either way one [`Call`] joins `calls`.
-        """
+        """Return the parsed verdict of `question`, or `None` if there is none. Either way a [`Call`] joins `calls`."""
         verdict, _ = await self.ask_with_cost(question)
         return verdict
 
@@ -184,7 +178,7 @@ class Judge:
                 elif tally.server:
                     warn_of_odd_count(tally.server, tokens.prompt / max(len(reply.samples), 1), messages)
                 tally.spent += tokens
-                if self.on_spent:
+                if self.on_spent:  # at once, since a kill must not give these tokens away
                     self.on_spent(tokens)
                 try:
                     verdict = question.read_reply(reply._replace(text=answer))
@@ -192,7 +186,7 @@ class Judge:
                     tally.malformed += 1
                     said = reply.said or (CUT_OFF if reply.cut_off else "")
                     error = f"{fault}; {said}" if said else str(fault)
-                    if isinstance(fault, ProbabilityError) or reply.final:
+                    if isinstance(fault, ProbabilityError) or reply.final:  # the answer would be the same
                         break
                     if not question.afresh:  # with the fault named, a deterministic judge can answer differently
                         messages = messages[:opening] + [
@@ -249,20 +243,16 @@ class Judge:
         return [task.result() for task in asked]
 
     def drain(self) -> list[Call]:
-        """Return and forget the calls so far, in an order that does not depend on which answer came first."""
+        """Return and forget the calls so far."""
         calls, self.calls = self.calls, []
-        return sorted(
+        return sorted(  # so that the order does not depend on which answer came first
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
         )
 
     async def first_question(self, question: Askable, timeout: float | None = None) -> tuple[Any, Call]:
         """Ask one real question before anything is started, and return its verdict and its call.
 
-        The call does not enter the ledger.
-
         Args:
-            question (`Askable`):
-                The question.
             timeout (`float`, *optional*):
                 Seconds in all, at most `FIRST_QUESTION_SECONDS`, which is the default.
 
@@ -272,6 +262,7 @@ class Judge:
         seconds = min(timeout or FIRST_QUESTION_SECONDS, FIRST_QUESTION_SECONDS)
         try:
             async with asyncio.timeout(seconds):
+                # In a ledger of its own: no step has it.
                 verdict, call = await self.for_method().ask_with_cost(question)
         except TimeoutError:
             raise JudgeError(
@@ -293,10 +284,11 @@ def warn_of_counts(server: str) -> None:
 
 
 def warn_of_odd_count(server: str, tokens: float, messages: Sequence[Mapping[str, str]]) -> None:
-    """Say once per server that a prompt can hardly have so many tokens: more than its bytes, or few."""
+    """Say once per server that a prompt can hardly have so many tokens."""
     if server in ODD:
         return
     text = "".join(message["content"] for message in messages)
+    # A token has at least one byte.
     least, most = len(text) / MAX_TOKEN_CHARACTERS, len(text.encode("utf-8", "replace")) + MAX_TEMPLATE_TOKENS
     if not least <= tokens <= most:
         ODD.add(server)
@@ -322,6 +314,7 @@ def explain(call: Call) -> str:
         status = call.status or 0
         return f"{cause} {HINTS.get(status, REFUSED if 400 <= status < 500 else NAMED)}"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
+    # The error itself says what to do.
     if "logprobs" in call.error:
         return cause
     if WITHHELD in call.error:

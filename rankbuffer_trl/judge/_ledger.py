@@ -13,10 +13,10 @@ ANSWER_KEPT = 4000  # characters of a last answer that a call keeps for messages
 
 
 class Usage(NamedTuple):
-    """Tokens of one request as its server counts them. `cached` prompt tokens are part of `prompt`."""
+    """Tokens of one request as its server counts them."""
 
     prompt: int = 0
-    cached: int = 0
+    cached: int = 0  # these are part of `prompt`
     completion: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # a tuple's would concatenate
@@ -24,37 +24,20 @@ class Usage(NamedTuple):
 
     @property
     def possible(self) -> "Usage":
-        """The same counts, with 0 for each that is not an integer from 0 to `MOST_TOKENS`."""
+        """The same counts, with 0 for each that cannot be true."""
         return Usage(*(n if type(n) is int and 0 <= n <= MOST_TOKENS else 0 for n in self))
 
 
 class Reply(NamedTuple):
-    """The answer of a chat client to one request.
+    """The answer of a chat client to one request."""
 
-    Args:
-        text (`str`):
-            The answer; empty if there is none.
-        usage (`Usage`):
-            Tokens as the server counts them; zero where it does not say.
-        cut_off (`bool`, *optional*, defaults to `False`):
-            Whether the answer ended before its end, most often at its token limit.
-        logprobs (`Any`, *optional*):
-            Log probabilities in the server's form, if the request asked for them.
-        samples (`tuple[Reply, ...]`, *optional*, defaults to `()`):
-            All answers, this one first, if the request asked for several. Their usage is in that of this reply.
-        said (`str`, *optional*):
-            What the server says of an answer that may not be whole, for the fault if there is no verdict in it.
-        final (`bool`, *optional*, defaults to `False`):
-            Whether the server withheld the answer, so that the question is not asked again.
-    """
-
-    text: str
-    usage: Usage
-    cut_off: bool = False
-    logprobs: Any = None
-    samples: tuple["Reply", ...] = ()
-    said: str = ""
-    final: bool = False
+    text: str  # empty if there is none
+    usage: Usage  # zero where the server does not say
+    cut_off: bool = False  # whether it ended before its end, most often at its token limit
+    logprobs: Any = None  # in the server's form, if the request asked for them
+    samples: tuple["Reply", ...] = ()  # all answers, this one first, if the request asked for several
+    said: str = ""  # what the server says of an answer that may not be whole, for the fault
+    final: bool = False  # whether the server withheld the answer: the question is not asked again
 
 
 @dataclass
@@ -70,15 +53,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Call:
-    """One judgment in the ledger.
+    """One judgment in the ledger. The last three fields are not stored.
 
     Args:
-        method (`str`):
-            The reward method that asked, such as `rankbuffer`.
-        kind (`str`):
-            What was asked, such as `insert`, `fine` or `bootstrap`.
-        query_id (`str`):
-            The query.
         server (`str`):
             Host and port of the server that answered or failed last; empty for a judge without a server.
         outcome (`str`):
@@ -86,38 +63,29 @@ class Call:
             `cancelled` (its step ended before the answer).
         attempts (`int`):
             Requests sent, repeats and transport retries included; the retries of a cancelled request are not known.
-        usage (`Usage`):
-            Tokens of the answer that was parsed; zero if none was. Reported totals add up these alone, as the paper's
-            do.
-        spent (`Usage`):
-            Tokens of all attempts that were answered.
+        usage, spent (`Usage`):
+            Tokens of the answer that was parsed, and of all attempts that were answered.
         seconds (`float`):
             Wall time of its requests, without the wait for a free slot.
         error (`str`, *optional*):
             Why the last attempt failed, if the judgment did.
-        malformed (`int`, *optional*, defaults to `0`):
-            Answers that were not the verdict asked for.
-        answer (`str`, *optional*):
-            The beginning of the last answer, for messages to people. It is not stored.
-        status (`int`, *optional*):
-            The HTTP status that the last attempt failed with, where there was one. It is not stored.
-        passing (`bool`, *optional*, defaults to `False`):
-            Whether the last fault may pass, as that of a server that is down. It is not stored.
     """
 
-    method: str
-    kind: str
+    method: str  # the reward method that asked, such as `rankbuffer`
+    kind: str  # what was asked, such as `insert`, `fine` or `bootstrap`
     query_id: str
     server: str
     outcome: str
     attempts: int
-    usage: Usage
+    usage: Usage  # totals add up these alone, as the paper's do
     spent: Usage
     seconds: float
     error: str = ""
     malformed: int = 0  # with a default, since answer logs of earlier versions lack it
-    answer: str = field(default="", repr=False, compare=False)
+    answer: str = field(default="", repr=False, compare=False)  # the beginning of the last one, for messages to people
+    # The HTTP status that the last attempt failed with.
     status: int | None = field(default=None, repr=False, compare=False)
+    # Whether the last fault may pass, as that of a server that is down.
     passing: bool = field(default=False, repr=False, compare=False)
 
     @property

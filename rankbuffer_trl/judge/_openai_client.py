@@ -58,7 +58,7 @@ class OpenAIClient:
     """The official `openai` client, on its aiohttp transport, decoding deterministically.
 
     Connection faults, 408, 409, 429 and 5xx are retried by that client with backoff and jitter, or when the server's
-    `Retry-After` says. An error inside an answer with status 200 counts as its status, see [`fault_in_content`].
+    `Retry-After` says.
 
     Args:
         url (`str`):
@@ -77,10 +77,6 @@ class OpenAIClient:
             Number of answers at temperature 1 to ask for in place of log probabilities, if it is above 1.
         settings:
             Arguments of [`Endpoint`], if `endpoint` is not given, such as `timeout`.
-
-    Raises:
-        [`SettingsError`]: if the address holds a key, if the variable of the key is not set, or if it holds something
-        that cannot be sent as a key.
     """
 
     def __init__(
@@ -106,13 +102,13 @@ class OpenAIClient:
         self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
         self._client = AsyncOpenAI(
             base_url=url,
-            api_key=self._key or "none",
+            api_key=self._key or "none",  # the client refuses to be made without one
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.max_retries,
             default_headers=dict(self.endpoint.headers),
             http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
-        self._hasty = self._client.with_options(max_retries=0)
+        self._hasty = self._client.with_options(max_retries=0)  # the same connections, without retries
         self._look: asyncio.Task | None = None
 
     async def complete(
@@ -123,7 +119,7 @@ class OpenAIClient:
         neutral = NEUTRAL if VLLM.get(self.url) and self.role == "judge" else {}
         fields = {"temperature": 0, "seed": 0} | neutral | self._asked(question)
         if fields["seed"] is not None:
-            fields["seed"] += seed
+            fields["seed"] += seed  # a repeat must be able to answer differently
         body = self._body(messages=messages, **fields)
         async with self.turns:
             started = time.perf_counter()
@@ -170,8 +166,7 @@ class OpenAIClient:
         """Return the models that the server lists, each with its context length in tokens if the server says it.
 
         Raises:
-            [`TransportError`]: if it cannot be reached, lists none, or needs longer for all its list than
-            a minute, or `timeout` if that is less.
+            [`TransportError`]: if it cannot be reached, lists none, or is too slow.
         """
         seconds = min(LOOK_SECONDS, self.endpoint.timeout)
         try:
@@ -202,10 +197,7 @@ class OpenAIClient:
                 VLLM[self.url] = False
 
     async def count_tokens(self, prompt: str) -> int | None:
-        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (vLLM and llama.cpp can).
-
-        The server has a minute, or `timeout` if that is less.
-        """
+        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (vLLM and llama.cpp can)."""
         root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         try:
@@ -220,7 +212,7 @@ class OpenAIClient:
             return None
 
     async def alive(self) -> bool:
-        """Say whether the server generates one token for the model within 10 seconds, or `timeout` if that is less."""
+        """Say whether the server generates one token for the model."""
         try:
             return bool((await self._ping()).json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
@@ -303,7 +295,6 @@ class OpenAIClient:
         return TransportError(message, kind, status, self._key)
 
     def _without_key(self, text: str) -> str:
-        """Mask the key in what a server answers."""
         # Logs and checkpoints may quote it. A key of a few characters, such as `none`, can be a part of any answer.
         return masked(text, self._key) if self._key and len(self._key) >= ECHOED else text
 
@@ -325,7 +316,7 @@ class BoundedClient(DefaultAioHttpClient):
 
     Args:
         timeout (`float`):
-            Seconds without a byte. An answer may take `TOTAL_TIMEOUTS` times as long in all.
+            Seconds without a byte.
         turns ([`Turns`]):
             Told which chats were answered in time.
     """
@@ -340,15 +331,11 @@ class BoundedClient(DefaultAioHttpClient):
             # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
             limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
-        self._seconds = TOTAL_TIMEOUTS * timeout
+        self._seconds = TOTAL_TIMEOUTS * timeout  # of a whole answer, since a byte now and then could hold it for ever
         self._turns = turns
 
     async def send(self, request: Request, **kwargs: Any) -> Response:
-        """Send a request and read its whole answer.
-
-        Raises:
-            [`UnreadableAnswer`]: if the answer is too large or compressed in an unknown way.
-        """
+        """Send a request and read its whole answer."""
         if not request.url.path.endswith(CHAT):
             return await self._send_whole(request, **kwargs)
         if request.headers.get("x-stainless-retry-count", "0") != "0":
@@ -387,11 +374,7 @@ class BoundedClient(DefaultAioHttpClient):
 
 
 async def read_body(response: Response) -> bytes:
-    """Read and decompress a body, at most `MOST_BYTES` of it.
-
-    Raises:
-        [`UnreadableAnswer`]: if there is more, or if its encoding is not among `ENCODINGS`.
-    """
+    """Read and decompress a body, at most `MOST_BYTES` of it."""
     encoding = response.headers.get("content-encoding", "identity").lower()
     if encoding not in ENCODINGS:
         raise UnreadableAnswer(f"the answer has the content encoding {encoding[:50]!r}", response.request)
@@ -422,11 +405,11 @@ def retries(end: Response | APIStatusError | APIConnectionError | UnreadableAnsw
 
 
 def seconds_until(after: str) -> float:
-    """Return the seconds that a `Retry-After` names, also as a date, or raise `ValueError`."""
+    """Return the seconds that a `Retry-After` names, or raise `ValueError`."""
     try:
         seconds = float(after)
     except ValueError:
-        seconds = parsedate_to_datetime(after).timestamp() - time.time()
+        seconds = parsedate_to_datetime(after).timestamp() - time.time()  # it may also be a date
     return max(0.0, seconds)
 
 

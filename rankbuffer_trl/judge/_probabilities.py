@@ -36,30 +36,16 @@ UNSEEN = 0.01
 
 
 class ProbabilityError(VerdictError):
-    """Probabilities that cannot be read. The judge cannot mend that, so it is not asked again.
-
-    Its temperature is 0, so it would say the same. At another one, only answers without a doubt would be left.
-    """
+    """Probabilities that cannot be read. The judge cannot mend that, so it is not asked again."""
 
 
 class Reading(NamedTuple):
-    """A verdict with the probabilities of its alternatives.
+    """A verdict with the probabilities of its alternatives."""
 
-    Args:
-        value (`Any`):
-            What the judge said.
-        chances (`dict[Any, float]`):
-            The probability of each alternative, renormalised over all of them.
-        outside (`float`):
-            The probability that was on no alternative. It is 0 if the server reports probabilities after its grammar.
-        shared (`float`):
-            The probability of beginnings that several alternatives have in common and that the judge did not say.
-    """
-
-    value: Any
-    chances: dict[Any, float]
-    outside: float
-    shared: float
+    value: Any  # what the judge said
+    chances: dict[Any, float]  # of each alternative, renormalised over all of them
+    outside: float  # the probability on no alternative; 0 if the server reports them after its grammar
+    shared: float  # that of beginnings which several alternatives have in common and the judge did not say
 
     @property
     def mean(self) -> float:
@@ -71,7 +57,8 @@ class Reading(NamedTuple):
         return math.log(max(self.chances[one], LEAST_CHANCE)) - math.log(max(self.chances[other], LEAST_CHANCE))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, in types that JSON has. The alternatives are spelled as JSON."""
+        """Return the fields by name, in types that JSON has."""
+        # A key of JSON is a text, and 1 is not "1".
         return self._asdict() | {"chances": {json.dumps(each): chance for each, chance in self.chances.items()}}
 
     @classmethod
@@ -103,22 +90,19 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     """Read the probabilities of a verdict's alternatives.
 
     Args:
-        verdict (`Verdict`):
-            The answer that was expected.
         value (`Any`):
             The value that was read from the answer.
         logprobs (`Any`):
             The log probabilities of the reply, in the server's form.
 
     Raises:
-        [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer, are on no
-        alternative, or if alternatives that are not listed may hold more than `UNSEEN` of the verdict.
+        [`ProbabilityError`]: if they are missing, no probabilities, of another answer, or too few.
     """
     key, spelled = alternatives(verdict)
     tokens = read_tokens(logprobs)
     said = "".join(token for token, _ in tokens)
     heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
-    base, start = heads[-1] if heads else (0, len(said))
+    base, start = heads[-1] if heads else (0, len(said))  # the last: a text before the object may name the key
     chances = dict.fromkeys(spelled.values(), 0.0)
     outside, shared, unseen, path, end, fewest = 0.0, 0.0, 0.0, 1.0, 0, LISTED
     decided = list(chances)
@@ -141,9 +125,9 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
             elif not left:
                 outside += path * chance
             elif name == token:
-                further += path * chance
+                further += path * chance  # the judge said this token, so the next one decides
             else:
-                shared += path * chance
+                shared += path * chance  # nobody knows how they share it
         if missing:  # each is at most as likely as the least token of the list; some servers fill it up with zeros
             least = min((chance for _, chance in likely if chance), default=1.0)
             unseen, fewest = unseen + path * min(unlisted, len(missing) * least), min(fewest, len(likely))
@@ -167,15 +151,11 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
 def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
     """Read the probabilities of a verdict's alternatives from answers that were sampled at temperature 1.
 
-    The probability of an alternative is its share of the answers. One answer in all is spread evenly over the
-    alternatives first (the prior of Perks), so that none has the probability 0. Answers that cannot be read are
-    `outside`. The value is the most frequent one, the first of equals.
+    The value is the most frequent one, the first of equals.
 
     Args:
-        verdict (`Verdict`):
-            The answer that was expected.
         samples (`Sequence[Reply]`):
-            The answers. One that was cut off counts as a vote only if [`Verdict.parse`] takes it.
+            One that was cut off counts as a vote only if [`Verdict.parse`] takes it.
 
     Raises:
         [`VerdictError`]: if no answer can be read, for the cause of the last one.
@@ -189,6 +169,7 @@ def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
     if not said:
         raise fault
     counts, spelled = Counter(said), alternatives(verdict)[1].values()
+    # One answer in all is spread over the alternatives (the prior of Perks), so that none has the probability 0.
     chances = {each: (counts[each] + 1 / len(spelled)) / (len(said) + 1) for each in spelled}
     return Reading(counts.most_common(1)[0][0], chances, 1 - len(said) / len(samples), 0.0)
 
@@ -206,17 +187,13 @@ def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
 
 
 def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Return each token of a reply with its likeliest alternatives and their log probabilities, itself among them.
-
-    Raises:
-        [`ProbabilityError`]: if there are none.
-    """
+    """Return each token of a reply with its likeliest alternatives and their log probabilities, itself among them."""
     try:
         tokens = []
         for place in logprobs["content"]:
             listed = [(str(each["token"]), float(each["logprob"])) for each in place["top_logprobs"]]
             token = str(place["token"])
-            if token not in dict(listed):
+            if token not in dict(listed):  # a server may list the likeliest ones only, and have sampled another
                 listed.append((token, float(place["logprob"])))
             tokens.append((token, listed))
     except (LookupError, TypeError, ValueError, OverflowError):
@@ -237,6 +214,6 @@ def checked_logprob(token: str, logprob: float) -> float:
 
 
 def without_doubt(answer: str) -> dict[str, Any]:
-    """Return the log probabilities of a judge that has no doubt. Each character is a token."""
-    places = [{"token": character, "logprob": 0.0} for character in answer]
+    """Return the log probabilities of a judge that has no doubt."""
+    places = [{"token": character, "logprob": 0.0} for character in answer]  # each character is a token
     return {"content": [{**place, "top_logprobs": [place]} for place in places]}

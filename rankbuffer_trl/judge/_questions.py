@@ -45,10 +45,9 @@ class Question:
 
     Args:
         kind (`str`):
-            The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
-            without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `score`, `rubric`, `pair`, `duel`, `group` (a score for each
-            rollout of a group) or `manage`.
+            The name in the ledger: `insert` (coarse ranking), `order_only` (the same without the anchors' texts),
+            `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole group, and a disputed block
+            of it), `score`, `rubric`, `pair`, `duel`, `group` (a score for each rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -59,10 +58,8 @@ class Question:
             The text for each placeholder.
         responses (`Mapping[str, Sequence[tuple[str, str]]]`):
             For each placeholder that stands for responses: (heading, response) pairs. An empty heading is left out.
-            Responses are not to be trusted, so the guard can quote them.
         soft (`bool`, *optional*, defaults to `False`):
-            Ask for log probabilities too. The answer is then a [`Reading`] instead of the verdict alone. Only a
-            choice of one value can be read so.
+            Ask for log probabilities too. The answer is then a [`Reading`] instead of the verdict alone.
     """
 
     kind: str
@@ -70,22 +67,17 @@ class Question:
     verdict: Verdict
     template: str
     texts: Mapping[str, str]
-    responses: Mapping[str, Sequence[tuple[str, str]]]
+    responses: Mapping[str, Sequence[tuple[str, str]]]  # apart from `texts`, so that the guard can quote them
     soft: bool = False
     afresh = False  # a repeat names the fault of the answer before it
 
     def __post_init__(self):
         if self.soft:
-            alternatives(self.verdict)  # raises for a verdict of lists
+            alternatives(self.verdict)  # raises for a verdict of lists: only a choice of one value can be read so
 
     def prompt(self, guard: bool = False) -> str:
-        """Return the whole text for the judge.
-
-        Args:
-            guard (`bool`, *optional*, defaults to `False`):
-                Quote the responses, so that none can imitate the prompt's structure (`_quoting.py`). `False` is the
-                paper's prompt. Chat markers in queries, rubrics and responses are defused either way.
-        """
+        """Return the whole text for the judge. With `guard`, responses are quoted, so that none can imitate it."""
+        # Always, else a row of a data set could end the judge's turn.
         texts = {name: defuse(text) for name, text in self.texts.items()}
         for name, pairs in self.responses.items():
             shown = [(f"[{heading}]\n" if heading else "") + show_response(text, guard) for heading, text in pairs]
@@ -118,12 +110,8 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
     """Ask where `candidate` belongs among the anchors (coarse ranking). The verdict is an integer in 0..K.
 
     Args:
-        query (`Query`):
-            The query with its rubrics.
         anchors (`Sequence[str]`):
             The `K` anchor texts from worst to best.
-        candidate (`str`):
-            The rollout's answer.
         anchor_content (`bool`, *optional*, defaults to `True`):
             `False` shows only the anchors' identifiers (the order-only ablation).
     """
@@ -146,21 +134,17 @@ def ranking_question(
 ) -> Question:
     """Ask for the order of the candidates (fine ranking). The verdict is their ids from worst to best.
 
-    This question is for an interval with two or more rollouts, and for a whole group that bootstraps a buffer. The
-    prompt shows the candidates in the order given. Rollouts of a group are exchangeable, so no order is unfair.
-
     Args:
-        query (`Query`):
-            The query with its rubrics.
         candidates (`Sequence[Rollout]`):
             The rollouts, in the order in which the judge sees them.
         kind (`str`, *optional*, defaults to `"fine"`):
             The kind of question in the ledger.
         by_slot (`bool`, *optional*, defaults to `False`):
             Label the candidates by their position in the prompt: `[R0]` is shown first, and the verdict holds
-            positions instead of ids. Then a change of the order also changes the labels. So a judge's preference for
-            low labels cancels together with its preference for early positions. `False` is the paper's prompt.
+            positions instead of ids. `False` is the paper's prompt.
     """
+    # By slot, a change of the order also changes the labels. So a judge's preference for low labels cancels together
+    # with its preference for early positions.
     ids = tuple(range(len(candidates))) if by_slot else tuple(candidate.id for candidate in candidates)
     texts = texts_of(query) | {"{CANDIDATE_IDS}": json.dumps(ids)}
     blocks = [(f"R{i}", candidate.text) for i, candidate in zip(ids, candidates, strict=True)]
@@ -168,8 +152,8 @@ def ranking_question(
 
 
 def pointwise_question(query: Query, response: str, kind: str = "score", most: int = 10) -> Question:
-    """Ask for a score of `response` alone. The verdict is an integer in 0..most; the template prints 10."""
-    texts = texts_of(query) | {"10": str(most)}
+    """Ask for a score of `response` alone. The verdict is an integer in 0..most."""
+    texts = texts_of(query) | {"10": str(most)}  # the template prints 10
     return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
@@ -202,17 +186,11 @@ def selection_question(
 ) -> Question:
     """Ask which responses of a ladder make the next buffer. The verdict is `size` of their ids.
 
-    The instruction is the paper's (appendix "LLM Buffer Variants"). The text above it is ours.
-
     Args:
-        query (`Query`):
-            The query with its rubrics.
         ladder (`Sequence[tuple[str, str]]`):
             (id, text) from worst to best: `A0` and so on for anchors, `R0` for ranked rollouts.
         look_ahead (`Sequence[str]`):
             Unranked rollouts that the judge sees and may not choose.
-        size (`int`):
-            The number of anchors of a buffer.
     """
     ids = [name for name, _ in ladder]
     verdict = selection_verdict(
@@ -224,23 +202,20 @@ def selection_question(
 
 
 def texts_of(query: Query) -> dict[str, str]:
-    """Return what a prompt says of a query, by placeholder."""
     return {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
-    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`.
-
-    The paper has no negative weights. If there is one, a last line says what it means. White space in a text becomes
-    single spaces: a second line of a rubric could be read as another rubric, or as the end of all.
-    """
+    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`."""
+    # A second line of a rubric could be read as another rubric, or as the end of all.
     each = ((rubric.weight, " ".join(rubric.text.split())) for rubric in rubrics)
     lines = [f"{i}.[weight={weight}] {text}" for i, (weight, text) in enumerate(each, start=1)]
+    # The paper has no negative weights.
     return "\n".join(lines + [FAULTS] * any(rubric.weight < 0 for rubric in rubrics))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Replace all placeholders in one pass, so that placeholders and braces inside a value stay text."""
-    names = sorted(values, key=len, reverse=True)
+    names = sorted(values, key=len, reverse=True)  # the longest first, since "K" is a part of "A(K-1)"
     pattern = "|".join(rf"\b{name}\b" if name.isalnum() else re.escape(name) for name in names)
     return re.sub(pattern, lambda match: values[match.group()], template)

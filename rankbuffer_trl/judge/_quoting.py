@@ -48,11 +48,9 @@ BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\uf
 
 
 def show_response(response: str, quoted: bool) -> str:
-    """Return a response as a prompt shows it: quoted, or else defused.
-
-    What is beyond `LONGEST_QUOTED` characters is cut. A last line says so, which no response can write.
-    """
+    """Return a response as a prompt shows it: quoted, or else defused."""
     treat, beyond = quote if quoted else defuse, len(response) - LONGEST_QUOTED
+    # No response can write the last line, since `MARKER` breaks it.
     return treat(response) if beyond <= 0 else f"{treat(response[:LONGEST_QUOTED])}\n[cut: {beyond:,} characters]"
 
 

@@ -33,14 +33,13 @@ RUBRIC = re.compile(r"^\d+\.\[weight=(-?\d+)\] (.*)$", re.MULTILINE)
 class RubricJudge:
     """A deterministic judge that needs no model: the chat client behind `judge_url: null`.
 
-    It implements [`ChatClient`]. The docstring of this module says how it reads a rubric.
+    The docstring of this module says how it reads a rubric.
     """
 
     name = "embedded rubric judge"
     model = "rubric-judge"
 
     async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
-        """See [`ChatClient`]. It reads only `messages`, as a server would."""
         started = time.perf_counter()
         tally.attempts += 1
         try:
@@ -50,7 +49,7 @@ class RubricJudge:
             tally.seconds += time.perf_counter() - started
 
     def answer(self, messages: list[dict[str, str]]) -> tuple[str, Usage]:
-        """Answer the first user message. Words and punctuation marks count as tokens.
+        """Answer the first user message.
 
         Raises:
             [`TransportError`]: if the message is not a prompt that this judge can read.
@@ -67,12 +66,8 @@ class RubricJudge:
 
 
 def judge(prompt: str) -> str:
-    """Answer any prompt of `_questions.py` in JSON.
-
-    Raises:
-        `ValueError`: if the text is no such prompt.
-    """
-    if '"keep_anchor_ids"' in prompt[-400:]:
+    """Answer any prompt of `_questions.py` in JSON, or raise `ValueError`."""
+    if '"keep_anchor_ids"' in prompt[-400:]:  # at the end, where no response stands
         return answer_selection(prompt)
     # The last "Return JSON only" is that of the template. A response that contains these words comes before it.
     body, found, instruction = prompt.rpartition("\n\nReturn JSON only")
@@ -103,7 +98,6 @@ def judge(prompt: str) -> str:
 
 
 def answer_insertion(body: str) -> str:
-    """Answer a coarse or order-only prompt."""
     rubrics, rest = split(body, "ORDERED ANCHORS (worst to best)")
     anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
     if not separator:
@@ -143,11 +137,9 @@ def split(body: str, heading: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
-    """Return the position in 0..K of a candidate among K anchors, worst to best.
-
-    It is the number of anchors that the candidate beats, since the order of the anchors may disagree with the rubrics.
-    A candidate that equals the lowest anchor is not worse than it, so its position is 1.
-    """
+    """Return the position in 0..K of a candidate among K anchors, worst to best."""
+    # A count, since the order of the anchors may disagree with the rubrics. A candidate that equals the lowest anchor
+    # is not worse than it.
     beaten = sum(other < quality for other in anchor_qualities)
     return 1 if beaten == 0 and quality == anchor_qualities[0] and len(anchor_qualities) > 1 else beaten
 
@@ -169,18 +161,16 @@ def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
 
 
 def unquoted(text: str) -> str:
-    """Return a response without the quote marks of a guarded prompt (`_quoting.py`)."""
+    """Return a response without the quote marks of a guarded prompt."""
     return re.sub("^> ", "", text, flags=re.MULTILINE)
 
 
 def rubric_score(response: str, rubrics: list[tuple[int, str]]) -> float:
-    """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]. An empty response has 0.
-
-    A rubric with a negative weight names a fault. It counts as far as the response does not meet it.
-    """
+    """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]."""
     if not response.strip():
         return 0.0
     met = [(weight, meets(response, rubric)) for weight, rubric in rubrics]
+    # A negative weight names a fault.
     earned = sum(weight * share if weight > 0 else -weight * (1 - share) for weight, share in met)
     return earned / sum(abs(weight) for weight, _ in met)
 
@@ -210,7 +200,7 @@ def meets(response: str, rubric: str) -> float:
 
 @lru_cache(maxsize=4096)
 def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the terms that `rubric` lists. Each term is a tuple of choices, and each choice is a tuple of stems."""
+    """Return the terms that `rubric` lists: tuples of choices, which are tuples of stems."""
     _, colon, listed = rubric.partition(":")
     terms: list[tuple[tuple[str, ...], ...]] = []
     for part in re.split(r",|\band\b", listed) if colon else WORD.findall(rubric):
@@ -237,10 +227,7 @@ def longest_rise(places: list[int]) -> int:
 
 
 def complete_sentences(text: str) -> float:
-    """Return the share of words in complete sentences.
-
-    A sentence is complete if it has three words or more, a capital first letter and a final `.`, `!` or `?`.
-    """
+    """Return the share of words in complete sentences."""
     good = total = 0
     for sentence in re.findall(r"[^.!?]+[.!?]*", text):
         words = len(WORD.findall(sentence.lower()))

@@ -24,17 +24,15 @@ BUSY_SECONDS = 60.0  # for which a server is left alone that takes no more and d
 class Servers:
     """Route each question to its query's server by rendezvous hashing, and around servers that are down.
 
-    Every query has its own order of servers. A question goes to the first one that is up: when a server fails,
-    its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
-    connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
+    Every query has its own order of servers. A question goes to the first one that is up: when a server fails, its
+    queries alone move, spread over the others; when it is back, they alone return. A server that gives no connection,
+    no answer in time or 502 to 504 is taken for down until it generates a token again.
 
-    A server that answers 429 to two questions in a row, after all retries, is left alone too, until its `Retry-After`
-    or for a minute. Its questions fail once none was answered for `wait` seconds. If one question alone meets a 429,
-    as one with too many tokens does, the others go on.
+    A server that answers 429 to two questions in a row, after all retries, is left alone too. Its questions fail once
+    none was answered for `wait` seconds.
 
     When all servers are down, questions wait until one of them is back, for at most `wait` seconds after the last one
-    went down. Questions do not wait if this time has passed, or if no server has ever answered. A single server has
-    the same rule.
+    went down. A single server has the same rule.
 
     Args:
         clients (`Sequence[OpenAIClient]`):
@@ -66,7 +64,6 @@ class Servers:
         return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
-        """Answer as [`ChatClient`] says."""
         order = self.order(question.query_id)
         asked = {"messages": messages, "question": question, "seed": seed, "tally": tally}
         hold = 0
@@ -96,7 +93,8 @@ class Servers:
             await self._wait_for_a_server()
 
     def order(self, query_id: str) -> list[OpenAIClient]:
-        """Return the servers as this query prefers them. The order does not depend on how they are listed."""
+        """Return the servers as this query prefers them."""
+        # By hash: however the servers are listed.
         return sorted(self.clients, key=lambda client: hashlib.sha256(f"{client.url} {query_id}".encode()).digest())
 
     async def _ask(self, client: OpenAIClient, asked: dict[str, Any], retry: bool = False) -> Reply | TransportError:
@@ -115,7 +113,7 @@ class Servers:
             if fault.kind != "down" and not (fault.limited and self.wait):
                 raise
             if fault.limited:
-                self._refused.add(id(asked))
+                self._refused.add(id(asked))  # one question alone may have too many tokens, and the others go on
                 self._limits += 1
             if not fault.limited or len(self._refused) > 1:
                 self._set_down(client, fault)
@@ -138,6 +136,7 @@ class Servers:
 
     def _waiting(self) -> bool:
         """Return whether questions wait for a server instead of being sent."""
+        # If none has ever answered, an address may be wrong.
         return self._all_down() and self._answered_at > -math.inf and time.monotonic() < self._wait_ends
 
     async def _wait_for_a_server(self) -> None:
@@ -160,8 +159,8 @@ class Servers:
         return min(limit.retry_after or BUSY_SECONDS, self.wait)
 
     async def _return(self, client: OpenAIClient, seconds: float) -> None:
-        """Take a server for up again after some seconds. A probe would be one request more of those it limits."""
-        await asyncio.sleep(seconds)
+        """Take a server for up again after some seconds."""
+        await asyncio.sleep(seconds)  # and no probe, which would be one request more of those it limits
         self._set_up(client)
 
     def _set_down(self, client: OpenAIClient, cause: TransportError) -> None:
@@ -187,7 +186,7 @@ class Servers:
         if probe is None:
             return
         self._back.set()
-        if probe is not asyncio.current_task():
+        if probe is not asyncio.current_task():  # a probe that finds it up ends by itself
             probe.cancel()
         logger.warning("the %s server %s is back", client.role, client.url)
 

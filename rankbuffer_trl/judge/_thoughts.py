@@ -14,24 +14,19 @@ PLAIN_ENDS = re.compile(rf"</think>|{OWN}", re.I)
 
 
 def after_thought(text: str) -> tuple[str, bool]:
-    """Return what follows the last thought that is closed, and whether there is one.
-
-    Some chat templates write the opening tag into the prompt, so a closing tag alone ends a thought too.
-    """
+    """Return what follows the last thought that is closed, and whether there is one."""
+    # A closing tag alone counts: a prompt may end in the opening one.
     ends = [tag.end() for tag in ENDS.finditer(text)]
     return (text[ends[-1] :], True) if ends else (text, False)
 
 
 def answer_of(text: str) -> tuple[str, bool]:
-    """Return the answer in free text, and whether a thought stands before it. It is empty inside a thought.
-
-    Free text may quote a tag such as `</reasoning>`. So such a tag ends a thought only where the text begins with one.
-    """
+    """Return the answer in free text, and whether a thought stands before it. It is empty inside a thought."""
     text, thought = text.lstrip(), False
     while opened := THOUGHT_BEGINS.match(text):
         end = ENDS.search(text, opened.end())
         text, thought = (text[end.end() :].lstrip(), True) if end else ("", False)
-    ends = [tag.end() for tag in PLAIN_ENDS.finditer(text)]
+    ends = [tag.end() for tag in PLAIN_ENDS.finditer(text)]  # free text may quote a tag such as `</reasoning>`
     return (text[ends[-1] :].strip(), True) if ends else (text.rstrip(), thought)
 
 

@@ -15,8 +15,7 @@ LINE_SECONDS = 60.0  # between two lines in the log
 class Turns:
     """A limit of what is in flight. It falls to half after a round of late answers, and grows after one in time.
 
-    A round is as many answers as may be in flight. Requests that were sent before the last cut do not count. Each
-    attempt to go back to a number that was too much waits twice as many rounds as the one before.
+    A round is as many answers as may be in flight.
 
     Args:
         most (`int`):
@@ -55,15 +54,8 @@ class Turns:
                 raise
 
     def ended(self, cuts: int, late: bool) -> None:
-        """Count an answer, or that none came in time.
-
-        Args:
-            cuts (`int`):
-                The number of `cuts` when the request was sent.
-            late (`bool`):
-                Whether no answer came in time.
-        """
-        if cuts != self.cuts:
+        """Count an answer, or that none came in time. `cuts` is the number of `cuts` when the request was sent."""
+        if cuts != self.cuts:  # it was sent before the last cut, so it says nothing of the new limit
             return
         self._late, self._answers = self._late + late, self._answers + 1
         if self._late * LATE > self.now > 1:
@@ -85,6 +77,7 @@ class Turns:
 
     def _cut(self) -> None:
         if self._grown:
+            # Each attempt at what was too much waits twice as long.
             self._needed, self._grown = min(2 * self._needed, MOST_ROUNDS), False
         self.cuts, self._too_many, before = self.cuts + 1, self.now, self.now
         self.now = max(1, before // 2)

@@ -39,8 +39,8 @@ class Verdict:
         longest_value (`Mapping[str, Any]`):
             A longest answer that `constraint` admits, as a JSON object.
         imposed (`Mapping[str, str]` or `Callable[[], Mapping[str, str]]`):
-            vLLM's `structured_outputs`: a `regex` or a `grammar` of the compact answer. A function is called when a
-            question is sent to a server that takes them. Verdicts are equal by the other two, which must tell it.
+            vLLM's `structured_outputs`: a `regex` or a `grammar` of the compact answer. Verdicts are equal by the
+            other two, which must tell it.
         properties (`Mapping[str, dict]`):
             The JSON schema of each key's value.
         check (`Callable[..., Any]`):
@@ -59,6 +59,7 @@ class Verdict:
     @property
     def constraint(self) -> Mapping[str, str]:
         """What a server imposes: a `regex` or a `grammar`."""
+        # A grammar takes time, and most servers take none.
         return self.imposed() if callable(self.imposed) else self.imposed
 
     @property
@@ -69,7 +70,7 @@ class Verdict:
 
     @property
     def longest(self) -> str:
-        """A longest compact answer. Its UTF-8 length bounds the tokens of every valid one."""
+        """A longest compact answer."""
         return json.dumps(self.longest_value)
 
 
@@ -78,7 +79,7 @@ def position_verdict(K: int) -> Verdict:
     """Expect `{"position": p}` with an integer insertion position `p` in 0..K."""
 
     def check(position: Any) -> int:
-        if type(position) is not int or not 0 <= position <= K:
+        if type(position) is not int or not 0 <= position <= K:  # the same check as for scores: `True` is no position
             raise VerdictError(f"`position` must be an integer from 0 through {K}, not {shorten_json(position)}")
         return position
 
@@ -88,17 +89,13 @@ def position_verdict(K: int) -> Verdict:
 
 
 def order_verdict(ids: Sequence[int]) -> Verdict:
-    """Expect `{"order": [...]}`: a permutation of `ids`, worst to best.
-
-    Above `GRAMMAR_LIMIT` ids, and in the JSON schema, only their number is imposed. `check` makes sure that each
-    occurs once.
-    """
+    """Expect `{"order": [...]}`: a permutation of `ids`, worst to best."""
     n = len(ids)
 
     def check(order: Any) -> list[int]:
         if not isinstance(order, list) or any(type(i) is not int for i in order):
             raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
-        if sorted(order) != sorted(ids):
+        if sorted(order) != sorted(ids):  # above `GRAMMAR_LIMIT`, and in the schema, only their number is imposed
             raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
         return order
 
@@ -150,8 +147,7 @@ def winner_verdict(choices: Sequence[str]) -> Verdict:
 def selection_verdict(anchors: Sequence[str], rollouts: Sequence[str], size: int) -> Verdict:
     """Expect `{"keep_anchor_ids": [...], "add_rollout_ids": [...]}`: `size` different ids in all, of those named.
 
-    The verdict is the chosen ids, anchors first. `constraint` and `schema` bound each list. Only `check` makes sure
-    that there are `size` different ids in all.
+    The verdict is the chosen ids, anchors first.
     """
     allowed = {"keep_anchor_ids": anchors, "add_rollout_ids": rollouts}
 
@@ -160,7 +156,7 @@ def selection_verdict(anchors: Sequence[str], rollouts: Sequence[str], size: int
             if not isinstance(ids, list) or any(i not in known for i in ids):
                 raise VerdictError(f"`{key}` must be a list of ids among {', '.join(known)}, not {shorten_json(ids)}")
         chosen = tuple(i for ids in lists for i in ids)
-        if len(chosen) != size or len(set(chosen)) != size:
+        if len(chosen) != size or len(set(chosen)) != size:  # `constraint` and `schema` bound each list alone
             raise VerdictError(f"the two lists must hold {size} different ids in all, not {shorten_json(chosen)}")
         return chosen
 
@@ -177,8 +173,6 @@ def constrain(verdict: Verdict, decoding: str, free_tokens: int) -> dict[str, An
     """Return the request fields that impose `verdict`, with a token limit that never cuts a valid answer off.
 
     Args:
-        verdict (`Verdict`):
-            The answer that is expected.
         decoding (`str`):
             One of `DECODINGS`.
         free_tokens (`int`):
@@ -201,7 +195,7 @@ def max_tokens(verdict: Verdict, decoding: str, free_tokens: int) -> int:
 
 def check_score(score: Any, allowed: range) -> int:
     """Return `score` if it is an integer in `allowed`, or raise [`VerdictError`]."""
-    if type(score) is not int or score not in allowed:
+    if type(score) is not int or score not in allowed:  # not `isinstance`, since `True` is an int
         raise VerdictError(f"a score must be an integer from 0 through {max(allowed)}, not {shorten_json(score)}")
     return score
 
@@ -218,8 +212,8 @@ def permutation_grammar(ids: tuple[int, ...]) -> str:
 
 
 def rule_of(left: Iterable[int]) -> str:
-    """Return the name of the rule of the ids at the places `left`. A long name would double the grammar."""
-    return f"r{sum(1 << place for place in left)}"
+    """Return the name of the rule of the ids at the places `left`."""
+    return f"r{sum(1 << place for place in left)}"  # a long name would double the grammar
 
 
 def either(values: Iterable[int | str]) -> str:
@@ -233,7 +227,6 @@ def one_of(kind: str, values: Iterable[int | str]) -> dict[str, Any]:
 
 
 def list_of(n: int, items: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a list of `n` items."""
     return {"type": "array", "items": items, "minItems": n, "maxItems": n}
 
 
@@ -252,9 +245,6 @@ def check_place(answer: str, start: int | None, cut_off: bool) -> None:
             Where its object begins, `None` if there is none.
         cut_off (`bool`):
             Whether the answer was cut off, and no thought in it was closed.
-
-    Raises:
-        [`VerdictError`]: saying so.
     """
     if THOUGHT_BEGINS.search(answer, 0, len(answer) if start is None else start):
         raise VerdictError("the answer ends inside its thinking block")
@@ -267,14 +257,7 @@ def check_place(answer: str, start: int | None, cut_off: bool) -> None:
 def read_object(answer: str, keys: Sequence[str], cut_off: bool = False) -> tuple[dict[str, Any], bool]:
     """Return the one JSON object of `answer` with `keys`, and whether there is text around it.
 
-    It may hold other objects. What may stand around it is the same as in [`read_field`]: a code fence, a sentence, a
-    token, a thinking block before it.
-
     Args:
-        answer (`str`):
-            The answer.
-        keys (`Sequence[str]`):
-            The keys that the object must have.
         cut_off (`bool`, *optional*, defaults to `False`):
             Whether the answer ended before its end. Its object then counts only at its beginning or behind a thought.
 
@@ -304,7 +287,6 @@ def read_object(answer: str, keys: Sequence[str], cut_off: bool = False) -> tupl
 
 
 def has_keys(value: Any, keys: Sequence[str]) -> bool:
-    """Return whether a value is a JSON object with all of `keys`."""
     return isinstance(value, dict) and all(key in value for key in keys)
 
 
@@ -313,7 +295,7 @@ def objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
     decoder = json.JSONDecoder()
     end = 0
     for start in re.finditer(r'\{\s*"', text):
-        if start.start() < end:
+        if start.start() < end:  # inside the one before
             continue
         try:
             value, end = decoder.raw_decode(text, start.start())
@@ -325,11 +307,7 @@ def objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
 
 
 def read_field(answer: str, key: str, cut_off: bool = False) -> Any:
-    """Return the value of `key` in the one JSON object of `answer`, or raise [`VerdictError`].
-
-    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated. A second object, an
-    object inside another one and a repeated key are not, since each leaves open what is meant.
-    """
+    """Return the value of `key` in the one JSON object of `answer`, or raise [`VerdictError`]."""
     answer, closed = after_thought(answer)
     objects = list(OBJECT.finditer(answer))
     check_place(answer, objects[0].start() if objects else None, cut_off and not closed)
@@ -343,6 +321,6 @@ def read_field(answer: str, key: str, cut_off: bool = False) -> Any:
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
     values = [value for name, value in pairs if name == key]
-    if len(values) != 1:
+    if len(values) != 1:  # a repeated key leaves open what is meant, as a second object does
         raise VerdictError(f"the JSON object must have the key `{key}` exactly once")
     return values[0]
