@@ -84,6 +84,7 @@ class TransformersJudge:
         """Keep the model, which another client of this process may use."""
 
     def _answer(self, messages: list[dict[str, str]], question: Any, seed: int, tally: Tally) -> Reply:
+        # At the first question, in the main process alone.
         tokenizer, network = load(self.model, self.device, self.dtype)
         started, tally.attempts = time.perf_counter(), tally.attempts + 1
         try:
@@ -106,24 +107,22 @@ class TransformersJudge:
 
 
 def sampler(fields: Mapping[str, Any], seed: int, device: torch.device) -> LogitsProcessorList:
-    """Return what makes the likeliest token a sample by `temperature`, `top_k` and `top_p`; nothing at temperature 0.
-
-    The likeliest token after Gumbel noise is a sample. The noise has a generator of its own: a training beside this
-    thread draws from torch's, for dropout, and must be able to resume exactly.
-    """
+    """Return what makes the likeliest token a sample by `temperature`, `top_k`, `top_p`; nothing at temperature 0."""
     steps = LogitsProcessorList()
     if temperature := fields.get("temperature"):
         steps.append(TemperatureLogitsWarper(float(temperature)))
         steps += [TopKLogitsWarper(k)] if (k := fields.get("top_k") or 0) > 0 else []
         steps += [TopPLogitsWarper(p)] if (p := fields.get("top_p") or 1.0) < 1 else []
+        # Its own: a training beside this draws from torch's, and resumes exactly.
         generator = torch.Generator(device).manual_seed(seed)
+        # Gumbel noise makes the likeliest token a sample.
         steps.append(lambda _, scores: scores - torch.empty_like(scores).exponential_(generator=generator).log())
     return steps
 
 
 @lru_cache(maxsize=1)  # the preflight and the training have a client each
 def load(model: str, device: str | None, dtype: str) -> tuple[Any, Any]:
-    """Load a tokenizer and a model, and change no random state: a resumed run loads them at another step.
+    """Load a tokenizer and a model, and change no random state.
 
     Raises:
         [`SettingsError`]: if they cannot be loaded, or if there is no chat template.
@@ -134,7 +133,7 @@ def load(model: str, device: str | None, dtype: str) -> tuple[Any, Any]:
         raise SettingsError(f"judge_client_args: torch has no dtype {dtype!r}: name another one, such as bfloat16")
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # a resumed run loads them at another step
             tokenizer, network = (
                 AutoTokenizer.from_pretrained(model),
                 AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
@@ -155,7 +154,8 @@ def impose(tokenizer: Any, network: Any, ids: torch.Tensor, verdict: Verdict) ->
     prompt, answer, places, cache = ids.shape[1], "", [], None
     while heads := {letter for letter in letters if fits(answer + letter)}:
         possible = {id: text for id, text in texts.items() if text[0] in heads and fits(answer + text)}
-        out = network(ids, past_key_values=cache, use_cache=True)
+        out = network(ids, past_key_values=cache, use_cache=True)  # the new token alone: the cache has the rest
+        # Before the form is imposed, as soft methods need them.
         logprobs, cache = out.logits[0, -1].float().log_softmax(-1), out.past_key_values
         listed = dict(zip(possible, logprobs[[*possible]].tolist(), strict=True))
         if not all(each <= 0 for each in listed.values()) or max(listed.values()) == -math.inf:
@@ -188,6 +188,7 @@ def reader(verdict: Verdict) -> Callable[[str], bool]:
     ((form, text),) = verdict.constraint.items()
     if form == "regex":
         pattern = regex.compile(text)
+        # `partial`: the text may still become a match.
         return lambda answer: pattern.fullmatch(answer, partial=True) is not None
     rules: Rules = {}
     for line in text.splitlines():

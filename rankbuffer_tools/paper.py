@@ -35,6 +35,7 @@ def paper_rows() -> dict[str, dict[str, float | str]]:
 def paper_recipes() -> dict[str, dict[str, Any]]:
     """Return the settings of the recipe of each row that is trained."""
     base, folder = yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text(encoding="utf-8")), RECIPE_FOLDER / "paper"
+    # Rows that nobody trains, such as Base, have no recipe.
     names = {row: name for row, (name, *_) in paper()["rows"].items() if name}
     return {
         row: base | yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -50,4 +51,5 @@ def number(printed: float | str | None) -> float | None:
 def average(scores: Mapping[str, float | None]) -> float | None:
     """Return the mean of the four scores, the paper's `Avg.`, or `None` if one of them is missing or NaN."""
     found = [value for name in BENCHMARKS if (value := scores.get(name)) is not None and not math.isnan(value)]
+    # A mean of fewer would not be the paper's.
     return sum(found) / len(BENCHMARKS) if len(found) == len(BENCHMARKS) else None

@@ -34,6 +34,7 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
         except (KeyError, StopIteration, TypeError, TransportError) as error:
             return _error(400, f"not a question for this judge: {error}")
         message = {"role": "assistant", "content": text}
+        # A rule has no doubt: the word has all the probability.
         logprobs = without_doubt(text) if body.get("logprobs") else None
         return web.json_response(
             {

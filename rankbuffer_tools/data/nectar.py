@@ -139,6 +139,8 @@ def sample_rows(
     """Put all rows in random order and take the first `n` usable ones, in one pass that keeps `n` rows in memory.
 
     Args:
+        n (`int`, *optional*):
+            Number of rows to take, at least 1. `None` takes all usable rows.
         seed (`int`, *optional*):
             Seed of the random order. `None` keeps the order of the rows, which are shuffled already.
         fault (`Callable[[dict], str | None]`, *optional*):
