@@ -1,13 +1,12 @@
 """Generate the responses of models to the benchmarks' prompts, in each benchmark's official output format."""
 
-import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_policy_tokenizer, weights_of
-from rankbuffer_trl.judge import THOUGHT_BEGINS, answer_of
+from rankbuffer_trl.judge import THOUGHT_BEGINS, answer_of, tag_fault
 from rankbuffer_trl.rewards import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
@@ -16,12 +15,6 @@ from .files import read_json, write_json
 
 GENERATION = "generation.json"
 """Beside the outputs that a run generated: what it counted, and how it read the answers."""
-
-TAGGED = re.compile(
-    rf"\s*(?:<([^<>/\s]{{1,40}})>.*?</\1>|\[([A-Z_]{{2,40}})\].*?\[/\2\]|analysis.*?assistantfinal|{THOUGHT_BEGINS.pattern})",
-    re.DOTALL | re.IGNORECASE,
-)
-"""A text that begins with a tag and closes it later. Without special tokens, Harmony's channels are words."""
 
 
 def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> None:
@@ -124,13 +117,11 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | Non
 
 def refuse_tags(answers: Mapping[str, str], what: str, check: str | None) -> None:
     """Refuse answers most of which begin with a tag that closes later, unless a setting says where they stand."""
-    told = [answer for answer in answers.values() if answer]
-    tagged = [answer for answer in told if TAGGED.match(answer)]
-    if check is None and len(tagged) > len(told) / 2:
+    if check is None and (fault := tag_fault(answers.values())):
         raise OutputError(
-            f"{what}: {len(tagged)} of {len(told)} begin with a tag that closes later, such as {tagged[0][:30]!r}. If"
-            " that is thinking, the judge must not see it: set format_check to a regular expression with a group"
-            " (?P<answer>...), and take outputs from elsewhere without it. Else set format_check: none"
+            f"{what}: {fault}. If that is thinking, the judge must not see it: set format_check to a regular"
+            " expression with a group (?P<answer>...), and take outputs from elsewhere without it. Else set"
+            " format_check: none"
         )
 
 

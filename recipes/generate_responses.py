@@ -34,8 +34,9 @@ from rankbuffer_tools.data.responses import (
 from rankbuffer_trl.data import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Call, Endpoint, Judge, JudgeError
+from rankbuffer_trl.judge import Call, Endpoint, Judge, JudgeError, tag_fault
 from rankbuffer_trl.judge.config import Servers, VerdictConfig, parse_object
+from rankbuffer_trl.rewards import check_format, read_answer
 from rankbuffer_trl.settings import check_at_least, documented
 
 
@@ -82,6 +83,9 @@ class ResponsesConfig(VerdictConfig):
             Tokens that a response may have (paper: 4,096 for the policy).
         seed (`int`, *optional*, defaults to `42`):
             Seed of the samples.
+        format_check (`str`, *optional*):
+            Where the answer stands in what follows the thinking: a regular expression with a group `answer`, or
+            `"none"` for all of it. Default: all of it, unless most responses begin with a tag that is not known.
         order_by (`"scores"` or `"list"`, *optional*):
             What orders the responses to a query: the mean of a score from 0 to 9 under the judge's token
             probabilities, one question a response, or one list of all of them, the question of the paper's bootstrap.
@@ -106,6 +110,7 @@ class ResponsesConfig(VerdictConfig):
     top_p: float = 0.95
     max_tokens: int = 4096
     seed: int = 42
+    format_check: str | None = None
     order_by: Literal["scores", "list"] | None = None
     audit_queries: int | None = None
 
@@ -124,6 +129,10 @@ class ResponsesConfig(VerdictConfig):
         check_at_least(self, audit_queries=1, temperature=0, max_tokens=1)
         if not 0 < self.top_p <= 1:
             raise SettingsError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.format_check is not None:
+            check_format(self.format_check)
+        if self.format_check == "think":
+            raise SettingsError("format_check: think is what is done without it: leave it out")
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:
@@ -253,12 +262,21 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
     )
     if cut := sum(sample["cut_off"] for sample in samples.values()):
         print(f"{cut:,} were cut off at max_tokens, {len(left_out):,} of them inside their thinking and left out")
+    if config.format_check is None and (fault := tag_fault(sample["text"] for sample in samples.values())):
+        raise SettingsError(
+            f"of the responses, {fault}. If that is thinking, start the sampler's server with --reasoning-parser, or"
+            " set format_check to a regular expression with a group (?P<answer>...). Else set format_check: none. The"
+            " samples are kept"
+        )
+    read = {name: read_answer(sample["text"], config.format_check or "none").text for name, sample in samples.items()}
+    unread = [name for name, text in read.items() if not text]
+    left_out = dict.fromkeys(unread, f"no answer of the form format_check={config.format_check}") | left_out
     causes_of = answers.failures | left_out
     texts, failures = {}, {}
     for query_id in rows:
         names = [f"{query_id} {i}" for i in range(config.responses)]
         whole = [name for name in names if name in samples and name not in left_out]
-        different = list(dict.fromkeys(samples[name]["text"] for name in whole))
+        different = list(dict.fromkeys(read[name] for name in whole))
         if len(different) >= config.least_responses:
             texts[query_id] = different
         else:

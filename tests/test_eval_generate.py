@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
+from helpers.nectar_rows import Model
 from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -210,6 +212,10 @@ def test_vllm_engine_refuses_prompts_without_a_response_and_keeps_the_others(tmp
         with pytest.raises(JudgeError, match="100,000 tokens is too small"):
             made.respond(PROMPTS, tmp_path / "other.jsonl", "x")
     assert server.asked.total() == asked + 1, "before it generates"
+    half = {"choices": [{"message": {"content": "Half a"}, "finish_reason": "content_filter"}]}
+    with served(Model(lambda *_: web.json_response(half)).app()) as url:
+        made = VllmEngine(f"{url}/v1", "writer", "m", config("m", engine="vllm"))
+        assert [*made.respond(PROMPTS, tmp_path / "half.jsonl", "x").values.values()] == ["Half a"] * 5
 
 
 def test_answer_in_is_what_follows_the_thinking():
@@ -222,6 +228,9 @@ def test_answer_in_is_what_follows_the_thinking():
         ("[THINK]hm[/THINK]Tea.", False, "Tea."),
         ("<seed:think>hm</seed:think>\nTea with </reasoning>.", False, "Tea with </reasoning>."),
         ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Tea.", False, "Tea."),
+        ("<|channel>thought\nhm<channel|>Tea.", False, "Tea."),
+        ("<unused94>thought\nhm<unused95>Tea.", False, "Tea."),
+        ("<|channel>thought\nhm, and on", False, ""),
         ("hm, and on and on", True, ""),
         (" Tea. ", False, "Tea."),
         ("", False, ""),
@@ -240,6 +249,9 @@ def test_read_answers_refuses_tags_that_it_does_not_know_unless_a_setting_reads_
         ("<scratchpad>hm</scratchpad>Tea.", "<scratchpad>.*?</scratchpad>(?P<answer>.*)"),
         ("[PLAN]hm[/PLAN] Tea.", r"\[PLAN\].*\[/PLAN\](?P<answer>.*)"),
         ("analysisHm.assistantfinalTea.", "analysis.*?assistantfinal(?P<answer>.*)"),
+        ("<answer>\nTea.\n</answer>", "<answer>(?P<answer>.*)</answer>"),
+        ("<|START_RESPONSE|>Tea.<|END_RESPONSE|>", r"<\|\w+\|>(?P<answer>.*)<\|\w+\|>"),
+        ("Tea.<|im_end|>\n<|im_start|>user\nThanks", r"(?P<answer>.*?)<\|im_end\|>.*"),
     ):
         texts = {"a": tagged, "b": tagged, "c": "Milk.", "d": ""}
         with pytest.raises(OutputError, match="2 of 3 begin with a tag"):

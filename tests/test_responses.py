@@ -40,6 +40,11 @@ def by_number(messages, how_often) -> str:
     return json.dumps({"order": [int(i) for i, value in sorted(blocks, key=lambda block: int(block[1]))]})
 
 
+def as_shown(messages, how_often) -> str:
+    """The judge: it repeats the numbers of the responses."""
+    return json.dumps({"order": list(range(messages[0]["content"].count("[R")))})
+
+
 def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> int:
     with served(sampler.app()) as sampler_url, served(judge.app()) as judge_url:
         config = generate_responses.ResponsesConfig(
@@ -178,19 +183,37 @@ def test_generate_responses_leaves_thoughts_out_that_were_cut_off_and_keeps_long
 
         return Model(answer)
 
-    first_of_all = Model(lambda messages, _: json.dumps({"order": list(range(messages[0]["content"].count("[R")))}))
     for closing, kept, out in (("</think>", 5, "a"), (": ", 7, "b")):
         source, path = own_queries(tmp_path, 2), str(tmp_path / f"{out}.jsonl")
-        assert generate(source, tmp_path, thinking(closing), first_of_all, output_file=path) == 0
+        assert generate(source, tmp_path, thinking(closing), Model(as_shown), output_file=path) == 0
         assert [len(row["responses"]) for row in load_queries(path)] == [kept] * 2
         said = capsys.readouterr().out
         assert f"4 were cut off at max_tokens, {2 * (7 - kept)} of them" in said
         assert "2 of 2 lists name the responses in the order shown" in said
     assert orders_as_shown([[0, 1, 2], [0, 1, 2, 3], (3, 2, 1, 0), [1, 0, 2, 3]]) == 2, "three may stand so by chance"
     path = str(tmp_path / "c.jsonl")
-    assert generate(source, tmp_path, thinking("</think>"), first_of_all, output_file=path, least_responses=6) == 1
+    assert generate(source, tmp_path, thinking("</think>"), Model(as_shown), output_file=path, least_responses=6) == 1
     failed = json.loads((tmp_path / "c.jsonl.failed.jsonl").read_text().splitlines()[0])
     assert "5 different responses of 7; cut off inside its thinking: raise max_tokens=4096" in failed["error"]
+
+
+def test_generate_responses_writes_no_answer_that_was_withheld_or_in_unknown_tags(tmp_path):
+    def answer(messages, how_often):
+        withheld = how_often == 3
+        text = "<answer>half an" if withheld else f"<answer>answer {how_often % 7}</answer>" * (how_often != 5)
+        reason = "content_filter" if withheld else "stop"
+        return web.json_response({"choices": [{"message": {"content": text or "No."}, "finish_reason": reason}]})
+
+    source, sampler = own_queries(tmp_path, 1), Model(answer)
+    with pytest.raises(SettingsError, match=r"5 of 6 begin with a tag .*set format_check"):
+        generate(source, tmp_path, sampler, Model(by_number))
+    for check, kept in (("<answer>(?P<answer>.*)</answer>", 5), ("none", 6)):
+        out = str(tmp_path / f"{kept}.jsonl")
+        again = {"output_file": out, "format_check": check, "least_responses": kept}
+        (tmp_path / f"{kept}.jsonl.samples.jsonl").write_bytes((tmp_path / "out.jsonl.samples.jsonl").read_bytes())
+        assert generate(source, tmp_path, Model(lambda *_: "No."), Model(as_shown), **again) == 0
+        (row,) = load_queries(out)
+        assert all(("<answer>" in text) == (check == "none") for text in row["responses"] if text != "No.")
 
 
 def test_generate_responses_samples_for_an_audit_in_place_of_responses_and_without_order(tmp_path):
@@ -269,6 +292,8 @@ def test_responses_config_refuses_what_cannot_work():
         ({"sampler_timeout": 0}, "sampler_timeout must be above 0 seconds, got 0"),
         ({"audit_queries": 0}, "audit_queries must be at least 1, got 0"),
         ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"format_check": "think"}, "think is what is done without it"),
+        ({"format_check": "x"}, "has no such group"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         *(({"top_p": p}, f"top_p must be above 0 and at most 1, got {p}") for p in (0, 1.1)),
     ):

@@ -292,6 +292,7 @@ def responses(at) -> dict:
         "sampler_timeout": To(555.0, lambda ends: "555.0" in ends.arrived("judge_timeout")),
         "responses": To(5, lambda ends: ends.asked.count('"model": "sampler"') == 3 * 5),
         "order_by": To("list", lambda ends: '"n": 6' not in ends.asked),
+        "format_check": To("(?P<answer>.*)[.]", lambda ends: "Sample 1." not in ends.asked),
         "seed": To(7, '"seed": 4007'),
     }  # fmt: skip
 

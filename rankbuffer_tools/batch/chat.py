@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankbuffer_trl.judge import Reply
+from rankbuffer_trl.judge import Reply, VerdictError
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Chat:
     request: Mapping[str, Any] = field(default_factory=dict)
     afresh: bool = False  # repeat with the next seed, not a turn that names the fault
     read_logprobs: Callable[[Any], Any] | None = None  # in place of `read`; None if the server returned none
+    partial: bool = False  # read the part that came of an answer that the server withheld
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
         """Return the messages."""
@@ -34,4 +35,6 @@ class Chat:
 
     def read_reply(self, reply: Reply) -> Any:
         """Return the value of a reply, or raise [`VerdictError`]."""
+        if reply.final and not self.partial:
+            raise VerdictError("the answer is not whole")
         return self.read_logprobs(reply.logprobs) if self.read_logprobs else self.read(reply.text, reply.cut_off)

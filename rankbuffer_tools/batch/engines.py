@@ -89,7 +89,9 @@ class VllmEngine:
             self.url, self.served, timeout=ANSWER_SECONDS, concurrency=self.config.engine_concurrency
         )
         chats = {
-            prompt.id: Chat("generate", prompt.id, prompt.messages, whole_text, request_of(self.config, prompt))
+            prompt.id: Chat(
+                "generate", prompt.id, prompt.messages, whole_text, request_of(self.config, prompt), partial=True
+            )
             for prompt in prompts
         }
         answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))

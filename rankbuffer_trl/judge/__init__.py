@@ -28,7 +28,7 @@ from ._questions import (
 )
 from ._quoting import LONGEST_QUOTED, defuse, show_response
 from ._rubric_judge import RubricJudge, count_tokens, meets, parse_rubrics, rubric_score
-from ._thoughts import THOUGHT_BEGINS, after_thought, answer_of
+from ._thoughts import THOUGHT_BEGINS, after_thought, answer_of, tag_fault
 from ._verdicts import (
     Verdict,
     VerdictError,
