@@ -20,11 +20,7 @@ CLOSED = "</think>"  # many templates drop what is before it in the turns of the
 
 
 def render_messages(tokenizer: "PreTrainedTokenizerBase", place: str, messages: Messages, **kwargs: Any) -> str:
-    """Write a chat in a model's template, up to the answer. `kwargs` are those of the template.
-
-    Raises:
-        [`DataError`]: naming `place`, if the template refuses the messages.
-    """
+    """Write a chat in a model's template, up to the answer. `kwargs` are those of the template."""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
     except (TemplateError, TypeError) as error:
@@ -43,9 +39,7 @@ def check_prompts(
         tokenizer (`PreTrainedTokenizerBase`):
             The tokenizer of the policy. Without a chat template nothing is checked.
         limit (`int`, *optional*):
-            The largest number of tokens of a prompt. Default: no limit.
-        kwargs:
-            What the chat template is passed.
+            The largest number of tokens of a prompt.
 
     Raises:
         [`DataError`]: naming the row, and the role or the number of tokens.
@@ -53,7 +47,7 @@ def check_prompts(
     seen = set()
     for row in rows if tokenizer.chat_template else ():
         prompt, place = row["prompt"], f"{row['place']} (query_id {row['query_id']!r})"
-        if (pattern := pattern_of(prompt)) not in seen:
+        if (pattern := pattern_of(prompt)) not in seen:  # a template treats all prompts of a pattern alike
             seen.add(pattern)
             check_pattern(tokenizer, place, prompt, **kwargs)
         if limit:
@@ -63,19 +57,17 @@ def check_prompts(
 
 
 def pattern_of(prompt: Messages) -> tuple:
-    """Return what a template may decide by: each message's role and further keys, and whether it has thoughts."""
+    """Return what a template may decide by."""
     return tuple(
+        # Each message's role, thoughts and further keys.
         (each["role"], CLOSED in each["content"], *((key, value is None) for key, value in each.items()))
         for each in prompt
     )
 
 
 def check_pattern(tokenizer: "PreTrainedTokenizerBase", place: str, prompt: Messages, **kwargs: Any) -> None:
-    """Refuse a prompt if the template leaves out a part of a message, or writes more of it than role and content.
-
-    Raises:
-        [`DataError`]: naming `place` and the role.
-    """
+    """Refuse a prompt if the template leaves out a part of a message, or writes more of it than role and content."""
+    # Marks in place of the texts: what the template writes can be found in its output.
     marks = [[f"qz{i}a", f"qz{i}b"][: 1 + (CLOSED in each["content"])] for i, each in enumerate(prompt)]
     whole: list[dict[str, Any]] = [
         {**each, "content": f"\n{CLOSED}\n\n".join(mark)} for each, mark in zip(prompt, marks, strict=True)

@@ -73,8 +73,6 @@ def load_queries(
             Path of a file (all of it is `train`) or of a folder with a file per split, or the id of a data set.
         config (`str`, *optional*):
             Configuration of a data set on the Hub.
-        split (`str`, *optional*, defaults to `"train"`):
-            Split of the data set.
         streaming (`bool`, *optional*, defaults to `False`):
             Read rows when they are needed, and keep no copy on disk. Training needs `False`.
 
@@ -114,6 +112,7 @@ def load_queries(
     try:
         return load_dataset(name, **arguments, split=split, streaming=streaming)
     except (*UNREADABLE, RuntimeError) as error:
+        # A bug keeps its traceback.
         if not isinstance(error, UNREADABLE) and "scripts are no longer supported" not in str(error):
             raise
         cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
@@ -127,14 +126,13 @@ class QueryTable:
         dataset (`Dataset`):
             Columns `prompt` (a text or a list of messages), `rubrics` (list of `text` and `weight`; without the
             column, all queries have the generic ones), unless `anchors_needed` is 0 `responses` (list of text from
-            worst to best), and, if the rows have ids, `query_id` (text, unique). See [`normal_row`] for a prompt that
-            is a text and for a row without an id. Further columns may have any type.
+            worst to best), and, if the rows have ids, `query_id` (text, unique). Further columns may have any type.
         anchors_needed (`int`, *optional*, defaults to `0`):
             Number of responses that every row must have: `K0`, or 0 for bootstrap.
 
     Attributes:
         sha256 (`str`):
-            Digest of all rows in their order, without further columns. The order decides when a query is visited.
+            Digest of all rows in their order, without further columns.
 
     Raises:
         [`DataError`]: for the first row that is not of this form.
@@ -154,10 +152,11 @@ class QueryTable:
         self._generic = {} if "rubrics" in names else generic_row(f"the data set with the columns {names}")
         required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
         self._dataset = normal_rows(select(dataset, required))
+        # Also if no method needs them: a preflight plays visits with them.
         self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*QUERY_COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
-        contents = hashlib.sha256()
+        contents = hashlib.sha256()  # of the rows in their order, which decides when a query is visited
         for number, row in enumerate(checked_rows(self._dataset, anchors_needed, rubrics_needed=not self._generic)):
             contents.update(json.dumps(row | self._generic, sort_keys=True).encode())
             self._row[row["query_id"]] = number
@@ -179,8 +178,9 @@ class QueryTable:
         return Query.from_row(self._dataset[number] | self._generic)
 
     def written(self, query_id: str) -> tuple[str, ...]:
-        """Return the responses that the data set has for a query, also if no method needs them: unchecked."""
+        """Return the responses that the data set has for a query."""
         found = self._written[self._row[query_id]]["responses"] if self._written else None
+        # The rows were not checked for them.
         return tuple(text for text in found if not text_fault(text)) if isinstance(found, list) else ()
 
     @property
@@ -196,11 +196,7 @@ class QueryTable:
 
 
 def check_kind(dataset: Any) -> None:
-    """Refuse what is not one whole split.
-
-    Raises:
-        [`DataError`]: saying what was found.
-    """
+    """Refuse what is not one whole split."""
     if isinstance(dataset, Mapping):
         named = ", ".join(repr(str(key)) for key in islice(dataset, 5))
         raise DataError(f"the data set is a {type(dataset).__name__} of splits ({named}): pass one split of it")
@@ -222,27 +218,18 @@ def warn_of_columns(dataset: Dataset) -> None:
 
 
 def warn(text: str) -> None:
-    """Warn in the main process alone."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":  # the main process alone
         logger.warning(text)
 
 
 def select(dataset: Dataset, required: list[str]) -> Dataset:
-    """Return a data set with the columns `required` and, if it has one, `query_id`.
-
-    Raises:
-        [`DataError`]: as [`check_columns`].
-    """
+    """Return a data set with the columns `required` and, if it has one, `query_id`."""
     check_columns(dataset.column_names, required)
     return dataset.select_columns([c for c in ("query_id", *required) if c in dataset.column_names])
 
 
 def check_columns(names: list[str], required: list[str]) -> None:
-    """Refuse a data set without one of the columns `required`.
-
-    Raises:
-        [`DataError`]: naming the column that is missing, the recipe that makes it, and the columns found.
-    """
+    """Refuse a data set without one of the columns `required`."""
     hints = {
         "responses": " (recipes/generate_responses.py makes them; or choose a method that needs none, such as"
         " method_args: {bootstrap: true})",
@@ -255,7 +242,7 @@ def check_columns(names: list[str], required: list[str]) -> None:
 
 @cache
 def generic_row(whose: str) -> dict[str, list]:
-    """Return the generic rubrics as the part of a row. Warn once in a run that queries have no others."""
+    """Return the generic rubrics as the part of a row."""
     warn(
         f"{whose} has no rubrics, so the judge goes by five that fit any query. Expect a weaker reward:"
         " recipes/generate_rubrics.py writes rubrics for each query"
@@ -264,11 +251,7 @@ def generic_row(whose: str) -> dict[str, list]:
 
 
 def normal_rows(dataset: Dataset) -> Dataset:
-    """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are.
-
-    Raises:
-        [`DataError`]: if a text is not UTF-8.
-    """
+    """Return a data set whose rows are all as [`normal_row`] makes them."""
     columns = dataset.column_names
     named = "query_id" in columns and not dataset.data.column("query_id").null_count
     if named and isinstance(dataset.features["prompt"], List):
@@ -280,30 +263,23 @@ def normal_rows(dataset: Dataset) -> Dataset:
 
 
 def normal_row(row: dict) -> dict:
-    """Return a row whose prompt is a list of messages and which has an id.
-
-    A prompt that is a text becomes one user message. A row without `query_id` gets `prompt-` and 16 hexadecimal digits
-    of a hash of its messages, so it keeps its id when rows are added, removed or moved.
-    """
+    """Return a row whose prompt is a list of messages and which has an id."""
     prompt, query_id = row.get("prompt"), row.get("query_id")
-    if isinstance(prompt, str):
+    if isinstance(prompt, str):  # TRL alone would leave out the chat template of a text
         prompt = [{"role": "user", "content": prompt}]
     return row | {"query_id": prompt_id(prompt) if query_id is None else query_id, "prompt": prompt}
 
 
 def prompt_id(prompt: Any) -> str:
-    """Return the id of a query that has none. Only `role` and `content` of the messages count."""
+    """Return the id of a query that has none."""
     with suppress(TypeError, AttributeError):  # the prompt has a fault, which is reported as such
-        prompt = [[message.get("role"), message.get("content")] for message in prompt]
+        prompt = [[message.get("role"), message.get("content")] for message in prompt]  # a judge reads these alone
+    # A hash: it stays when rows are added, removed or moved.
     return "prompt-" + hashlib.sha256(json.dumps(prompt, default=str).encode()).hexdigest()[:16]
 
 
 def checked_rows(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
-    """Yield the rows of a data set as [`normal_row`] makes them. Each is checked, and no two may have the same id.
-
-    Raises:
-        [`DataError`]: for the first row that is not well-formed, or if there are no rows.
-    """
+    """Yield the rows of a data set as [`normal_row`] makes them. Each is checked, and no two may have the same id."""
     seen: dict[str, str] = {}
     for number, row in enumerate(iterate(dataset), start=1):
         row = normal_row(row)
@@ -315,7 +291,7 @@ def checked_rows(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool
 
 
 def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
-    """Yield the rows of a data set, decoded a hundred at a time.
+    """Yield the rows of a data set.
 
     Raises:
         [`DataError`]: where the data set cannot be read further, for example at text that is not UTF-8.
@@ -338,14 +314,15 @@ def text_fault(value: object) -> str | None:
     if "\0" in value:
         return "must be text without NUL characters"
     try:
-        value.encode()
+        value.encode()  # neither the store nor a request can hold a lone surrogate
     except UnicodeEncodeError:
         return "must be text without lone surrogates"
     return None if any(map(shows, value)) else "must be non-empty text"
 
 
 def shows(letter: str) -> bool:
-    """Return whether a character shows something: no white space, no zero-width character, no blank of Braille."""
+    """Return whether a character shows something."""
+    # No white space, no zero-width character, no blank of Braille.
     return bool(visible(letter).strip().strip("\u2800"))
 
 
@@ -356,7 +333,7 @@ def row_faults(
 
     Args:
         row (`dict`):
-            `query_id`, `prompt`, `rubrics`, `responses` and, optionally, `models`. Other keys are ignored.
+            `query_id`, `prompt`, `rubrics`, `responses` and, optionally, `models`.
         place (`str`):
             The row's place in the data set, for messages, such as `line 3`.
         seen (`dict[str, str]`):
@@ -399,7 +376,6 @@ def text_faults(key: str, value: object) -> Iterator[Fault]:
 
 
 def prompt_faults(prompt: Any) -> Iterator[Fault]:
-    """Yield the faults of a list of messages."""
     if not isinstance(prompt, list) or not prompt:
         yield "prompt", 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]', prompt
     for i, message in enumerate(prompt):
@@ -412,13 +388,13 @@ def prompt_faults(prompt: Any) -> Iterator[Fault]:
 
 
 def rubric_faults(rubrics: Any) -> Iterator[Fault]:
-    """Yield the faults of a list of rubrics."""
     if not isinstance(rubrics, list) or not rubrics:
         yield "rubrics", "must be a non-empty list", rubrics
     for i, rubric in enumerate(rubrics):
         if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
             yield f"rubrics[{i}]", "must have text and weight", rubric
         yield from text_faults(f"rubrics[{i}].text", rubric["text"])
+        # A bool is an int to `isinstance`.
         if type(rubric["weight"]) is not int or not 1 <= abs(rubric["weight"]) <= 5:
             yield f"rubrics[{i}].weight", "must be an integer from 1 to 5, or from -5 to -1", rubric["weight"]
         if rubric.get("must"):  # false and null, which a column of a data set may hold, change nothing
@@ -429,7 +405,7 @@ def rubric_faults(rubrics: Any) -> Iterator[Fault]:
 
 
 def response_faults(responses: Any, anchors_needed: int) -> Iterator[Fault]:
-    """Yield the faults of a list of responses, of which at least `anchors_needed` must be there."""
+    """Yield the faults of a list of responses."""
     if not isinstance(responses, list):
         yield "responses", "must be a list of text from worst to best", responses
     if len(responses) < anchors_needed:
@@ -439,7 +415,6 @@ def response_faults(responses: Any, anchors_needed: int) -> Iterator[Fault]:
 
 
 def model_faults(models: Any, responses: Any) -> Iterator[Fault]:
-    """Yield the faults of the names of the models that wrote the responses."""
     if not isinstance(models, list):
         yield "models", "must be a list of text", models
     if isinstance(responses, list) and responses and len(models) != len(responses):
