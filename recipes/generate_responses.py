@@ -136,7 +136,7 @@ class ResponsesConfig(VerdictConfig):
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:
-        """Describe the model that writes responses. It shares the judge's limits, but not its prices and headers."""
+        """Describe the model that writes responses. It shares the judge's limits."""
         return replace(
             self.endpoint,
             role="sampler",
@@ -145,7 +145,7 @@ class ResponsesConfig(VerdictConfig):
             api_key_env=self.sampler_api_key_env,
             request=parse_object("sampler_request", self.sampler_request) or {},
             timeout=self.sampler_timeout,
-            headers={},
+            headers={},  # those of the judge, and its prices, are not the sampler's
             prompt_price=None,
             completion_price=None,
             cached_price=None,
@@ -157,7 +157,7 @@ def main(config: ResponsesConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
-    check_rows(path, rows)
+    check_rows(path, rows)  # before answers for these rows are paid for
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
@@ -191,11 +191,7 @@ def main(config: ResponsesConfig) -> int:
 def put_in_order(
     config: ResponsesConfig, queries: list[Query], texts: dict[str, list[str]]
 ) -> tuple[str, dict[str, list[int]], Answers]:
-    """Ask the judge for the order of each query's responses.
-
-    Returns:
-        `tuple[str, dict[str, list[int]], Answers]`: `scores` or `list`, the indices of the responses from worst to
-        best by query, and the answers.
+    """Return `scores` or `list`, the order of each query's responses by index, worst to best, and the answers.
 
     Raises:
         [`JudgeError`]: if scores were asked for, and the judge's server gives no probabilities.
@@ -204,7 +200,7 @@ def put_in_order(
     scores = {name: each for q in queries for name, each in score_questions(q, texts[q.id]).items()}
     failed: list[Call] = []
     if scores and config.order_by != "list":
-        first = dict([next(iter(scores.items()))])
+        first = dict([next(iter(scores.items()))])  # one question tells whether the server gives probabilities
         tried = asyncio.run(ask_many(config.judge(), first, log, "asking for probabilities"))
         if tried.values:
             answers = asyncio.run(ask_many(config.judge(), scores, log, "scoring responses"))
@@ -212,7 +208,7 @@ def put_in_order(
             if tied:
                 print(f"{tied:,} pairs of responses have equal scores and stand in the order of sampling")
             return "scores", order, answers
-        (cause,), failed = tried.failures.values(), [*tried.asked.values()]
+        (cause,), failed = tried.failures.values(), [*tried.asked.values()]  # the try was paid, too
         if config.order_by:
             raise JudgeError(f"order_by: scores needs token probabilities: {cause}", passing=False)
         print(f"one list orders the responses to a query, because the judge gives no probabilities: {cause}")
@@ -276,7 +272,7 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
     for query_id in rows:
         names = [f"{query_id} {i}" for i in range(config.responses)]
         whole = [name for name in names if name in samples and name not in left_out]
-        different = list(dict.fromkeys(read[name] for name in whole))
+        different = list(dict.fromkeys(read[name] for name in whole))  # equal ones have no order
         if len(different) >= config.least_responses:
             texts[query_id] = different
         else:

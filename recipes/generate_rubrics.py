@@ -82,8 +82,9 @@ def main(config: RubricsConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
-    check_rows(path, rows)
+    check_rows(path, rows)  # before answers for these rows are paid for
     prompts = {row["query_id"]: plain_text(Query.from_row(row)) for row in rows}
+    # Each prompt once: no second one stays in the training set.
     drawn = sorted(set(prompts.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
     if config.keep_apart >= len(drawn):
         raise SettingsError(

@@ -91,6 +91,7 @@ def main(config: NectarConfig) -> int:
         disable=not sys.stderr.isatty(),
         transient=True,
     )
+    # Shuffled rows keep their order.
     sample = nectar.sample_rows(shown, config.queries or None, None if config.shuffle else config.seed, fault)
     if not sample.rows:
         raise DataError(f"none of the {sample.read} rows of {config.dataset_name} can be used: {sample.dropped}")

@@ -68,6 +68,7 @@ def official_layout(place: Path, checkout: Path) -> Path:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="RUN/LABEL/arena_hard of an evaluation")
     parser.add_argument("--assets_dir", default="assets", help="folder with the official checkouts")

@@ -35,7 +35,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that every text has tokens
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -69,7 +69,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, **size: int) -> Qwen3ForCaus
 
 def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 250) -> None:
     """Build a policy of a million parameters, warm-start it by TRL's `SFTTrainer`, and save it, unless it exists."""
-    recipe = {"seed": seed, "steps": steps, "data": DATA.stat().st_size}
+    recipe = {"seed": seed, "steps": steps, "data": DATA.stat().st_size}  # another seed or data set makes it again
     made = output_dir / "made_with.json"
     if made.is_file() and json.loads(made.read_text()) == recipe:
         return

@@ -69,7 +69,7 @@ class Measure:
         known = [word in self.vocabulary for word in words(text)]
         return {
             "rubric score": self.rubric_score(query_id, text),
-            "grade": max(range(len(overlaps)), key=overlaps.__getitem__),
+            "grade": max(range(len(overlaps)), key=overlaps.__getitem__),  # the answers stand from worst to best
             "overlap": 100 * overlaps[-1],
             "real words": 100 * sum(known) / max(len(known), 1),
         }
@@ -93,7 +93,7 @@ def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, li
     batch = tokenizer.apply_chat_template(
         queries["prompt"][:], add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
     )
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # the same for both policies
     with torch.inference_mode():
         output = model.generate(
             **batch,
@@ -123,7 +123,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     trainer = build_trainer(script_args, model_args, make_plan(script_args, training_args))
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
-    trainer.add_callback(Bar)
+    trainer.add_callback(Bar)  # the tables below have the numbers of each step
     try:
         trainer.train()
         if trainer.interrupted:
@@ -135,7 +135,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
 
 
 class Bar(ProgressCallback):
-    """The bar of transformers without the numbers of each step. The tables below have them."""
+    """The bar of transformers without the numbers of each step."""
 
     def on_log(self, *args, **kwargs):
         """Print nothing."""
