@@ -47,25 +47,19 @@ def features_of(text: str, rubrics: Sequence[Rubric], **more: float) -> dict[str
 
 
 def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:
-    """Return the features of a rollout, its place in the group among them."""
     return features_of(rollout.text, group.query.rubrics, **{PLACE: float(rollout.id)})
 
 
 class Correction:
     """Regression of the difference between two readings on a few features, within groups.
 
-    Features are added one by one, as long as the next one explains more than the best of so many would by chance: the
-    log of the squared error, times the degrees of freedom, falls by more than three times the log of their number
-    (twice it would be RIC, Foster and George 1994). Their effects are not shrunk: ridge regression spread what a word
-    adds over all words. A feature counts if it differs within `support` groups, so that it is not the subject of one
-    query. This is counted before there is a matrix, since nearly all words of long answers are in one group alone.
-    Equal answers of a group count as one.
+    Their effects are not shrunk: ridge regression spread what a word adds over all words.
 
     Args:
         read (`Sequence[ReadRow]`):
             The answers that both have read.
         support (`int`, *optional*, defaults to `3`):
-            Number of groups in which a feature must differ.
+            Number of groups in which a feature must differ, so that it is not the subject of one query.
     """
 
     def __init__(self, read: Sequence[ReadRow], support: int = 3):
@@ -77,6 +71,7 @@ class Correction:
         for number, group in enumerate(whole.values()):
             alike: dict[frozenset, list[ReadRow]] = defaultdict(list)
             for each in group:
+                # Equal answers of a group count as one.
                 alike[frozenset(item for item in each.features.items() if item[0] != PLACE)].append(each)
             own = [same[0].features for same in alike.values()]
             shared = set(own[0].items()).intersection(*(features.items() for features in own))
@@ -84,6 +79,7 @@ class Correction:
             first += own
             differences += [fmean(each.difference for each in same) for same in alike.values()]
             numbers += [number] * len(alike)
+        # Before there is a matrix, since nearly all words of long answers are in one group alone.
         enough = [name for name, count in differing.items() if count >= support]
         names = sorted(sorted(enough, key=lambda name: (-differing[name], name))[:MAX_CANDIDATES])
         columns, groups = {name: i for i, name in enumerate(names)}, np.array(numbers)
@@ -94,6 +90,8 @@ class Correction:
         X, y = within(X, groups), within(np.array(differences), groups)
         size = X.std(0)
         X = X / size
+        # A feature must explain more than the best of so many would by chance. Twice the log would be RIC (Foster and
+        # George 1994).
         free, chance = len(y) - groups.max() - 1, 3 * np.log(max(len(names), 2))
         taken: list[int] = []
         effects, left = np.zeros(0), y
@@ -130,8 +128,6 @@ class Debiasing:
     """The reference judge of a run, and the corrections that follow from what it has read.
 
     Args:
-        reference_judge ([`Judge`]):
-            The second judge.
         first (`int`):
             So many groups of the run are all read, and none of the later ones.
     """
@@ -175,7 +171,7 @@ class Debiasing:
     ) -> list[GroupScore]:
         """Return the scores less what the judge adds to them without reason, as the newest reads tell it."""
         known = history.run_id(store), *history.count_reads(store)
-        if known != self._made[0]:
+        if known != self._made[0]:  # a correction takes time, and most steps have no new reads
             read = history.reads(store, NEWEST)
             self._made = known, Correction(read) if len(read) >= MIN_READS else None
             for line in bias_lines(self._made[1]):
@@ -184,7 +180,6 @@ class Debiasing:
 
 
 def bias_lines(correction: Correction | None) -> list[str]:
-    """Return the bias of the judge, one line for each feature, the largest effect first."""
     return [
         f"judge bias: {effect:+.2f} of reward for one standard deviation of {name}"
         for name, effect in (correction.effects.items() if correction else ())
@@ -192,12 +187,13 @@ def bias_lines(correction: Correction | None) -> list[str]:
 
 
 def corrected(correction: Correction | None, group: RolloutGroup, score: GroupScore) -> GroupScore:
-    """Return the score of a group less what a correction predicts. The rewards stay in [-1, 1]."""
+    """Return the score of a group less what a correction predicts."""
     scored = [rollout for rollout in group.answered if score.rewards[rollout.id] is not None]
     if correction is None or len(scored) < 2:
         return score
     added = correction.predict(features_in(group, rollout) for rollout in scored)
     rewards = list(score.rewards)
+    # Less the mean, because a rank says nothing across groups.
     for rollout, more in zip(scored, added - added.mean(), strict=True):
-        rewards[rollout.id] = float(np.clip(rewards[rollout.id] - more, -1, 1))
+        rewards[rollout.id] = float(np.clip(rewards[rollout.id] - more, -1, 1))  # rewards stay in [-1, 1]
     return replace(score, rewards=tuple(rewards))

@@ -58,14 +58,11 @@ class GroupRanker:
             The name of a reward method as in a recipe, such as `"listwise"`, or the method.
         judge (`Judge`, `ChatClient`, [`JudgeConfig`] or `Mapping`):
             The judge, or a client, or settings such as `{"judge_url": ..., "judge_model": ...}`. Their
-            `judge_max_failures` is the share of each group. `close` closes the connections of a judge that was made
-            from settings. Those of another judge are its owner's.
+            `judge_max_failures` is the share of each group.
         store (`str` or `Path`, *optional*):
             The SQLite file for buffers, history and ledger. Default: a temporary one, which ends with `close`.
-        method_args (`Mapping`, *optional*):
-            The arguments of a method that is named.
-        seed (`int`, *optional*, defaults to `42`):
-            The seed of a method that is named, if it has one.
+        method_args, seed (*optional*):
+            The arguments of a method that is named, and its seed, if it has one.
         format_check (`str`, *optional*, defaults to `"none"`):
             The format that a text must have, as in a recipe: `"think"` shows the judge what follows the thinking. A
             text without an answer has the reward -1.
@@ -76,8 +73,7 @@ class GroupRanker:
 
     Attributes:
         store (`BufferStore`):
-            The store. While no group is ranked, `save`, `restore` and `rewind` make it follow the checkpoints of a
-            trainer.
+            While no group is ranked, its `save`, `restore` and `rewind` make it follow the checkpoints of a trainer.
 
     Raises:
         [`SettingsError`]: if there is no such method, argument or setting.
@@ -100,7 +96,7 @@ class GroupRanker:
         elif method_args:
             raise SettingsError("method_args is for a method that is named: give the arguments to the method itself")
         config = read_judge("judge", judge) if isinstance(judge, Mapping) else judge
-        self._owns_judge = isinstance(config, JudgeConfig)
+        self._owns_judge = isinstance(config, JudgeConfig)  # the connections of another judge are its owner's
         if isinstance(config, JudgeConfig):
             max_failures, config = config.judge_max_failures, config.judge()
         if not isinstance(config, Judge) and not hasattr(config, "complete"):
@@ -124,11 +120,9 @@ class GroupRanker:
             query (`Query`, `Mapping`, `str` or `list`):
                 The query, or a row of a data set (`docs/data.md`), or a prompt. Without `query_id`, the prompt names
                 the query. Without rubrics, the judge goes by five generic ones.
-            texts (`Sequence[str]`):
-                The group.
             step (`int`, *optional*):
-                The trainer's step, which grows with each visit of a query. It seeds the order in which a judge sees
-                the texts. Default: one more than at the query's last visit, from 0.
+                The trainer's step, which grows with each visit of a query. Default: one more than at the query's last
+                visit, from 0.
 
         Raises:
             [`DataError`]: if the query cannot be ranked, or if there are no texts.
@@ -142,11 +136,12 @@ class GroupRanker:
             raise DataError(f"query {asked.id!r}: step must be at least 0, got {step}")
         answers = self.answers.read([asked.prompt] * len(texts), texts, None)
         rollouts = tuple(Rollout(i, answer.text) for i, answer in enumerate(answers))
+        # Two groups at once would overwrite each other's buffer.
         async with self._locks.setdefault(asked.id, asyncio.Lock()):
             visits = await self._in_store(lambda: history.groups(self.store, query_id=asked.id))
             last = visits[-1].step if visits else -1
             group = RolloutGroup(asked, rollouts, last + 1 if step is None else step, epoch=len(visits))
-            if group.step <= last:
+            if group.step <= last:  # a program that asks again must not pay twice
                 return await self._in_store(lambda: self._recorded(group, visits))
             return await self._judged(group)
 
@@ -193,7 +188,7 @@ class GroupRanker:
             scores = await step.finish([group])
             return scores[0]
         except JudgeError as error:
-            raise JudgeError(str(error).replace(RESUME, AGAIN)) from None
+            raise JudgeError(str(error).replace(RESUME, AGAIN)) from None  # there is no checkpoint to resume from
         finally:  # no question is in flight now, also after a cancellation; those that were answered were paid for
             await self._in_store(lambda: step.commit(scores))
 
@@ -206,16 +201,7 @@ async def rank_texts(
 ) -> GroupScore:
     """Rank texts once, without a buffer that stays. By default the judge ranks the whole list, in several orders.
 
-    Args:
-        prompt (`str`, `list`, `Mapping` or `Query`):
-            As `query` of [`GroupRanker.rank`].
-        texts (`Sequence[str]`):
-            The group.
-        judge, method:
-            As those of [`GroupRanker`].
-
-    Raises:
-        As [`GroupRanker.rank`].
+    The arguments are those of [`GroupRanker`] and [`GroupRanker.rank`], and so are the errors.
 
     Example:
 

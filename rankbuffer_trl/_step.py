@@ -45,6 +45,7 @@ class EarlyJudge(Judge):
 
     def put(self, question: Askable, start: Callable[..., asyncio.Future] = asyncio.ensure_future) -> Shared:
         """Put `question` now, unless it was put, and keep its answer for all equal questions to come."""
+        # A few questions to compare in place of all.
         key = question.kind, question.query_id, repr(getattr(question, "responses", None))
         for each in self.asked[key]:
             if each.question == question:
@@ -55,7 +56,6 @@ class EarlyJudge(Judge):
         return shared
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
-        """Answer as [`Judge.ask_with_cost`] does, with the answer of an equal question if there is one."""
         shared = self.put(question)
         shared.waiting += 1
         try:
@@ -74,13 +74,6 @@ class Scoring:
     """What a step is scored with.
 
     Args:
-        method (`RewardMethod`):
-            The method that turns a group and its buffer into rewards and the next buffer. What it is certain to ask is
-            asked when a rollout arrives.
-        judge (`Judge`):
-            The judge that the method asks.
-        store (`BufferStore`):
-            The store of buffers, history and ledger.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
         step_timeout (`float`, *optional*):
@@ -104,8 +97,6 @@ class Step:
     The coroutines run on the judge's event loop. The constructor and `commit` use the store.
 
     Args:
-        scoring ([`Scoring`]):
-            What the step is scored with.
         groups (`Sequence[RolloutGroup]`):
             The groups. Rollouts that are not known yet have the text [`PENDING`].
         number (`int`):
@@ -189,21 +180,20 @@ class Step:
 
         Args:
             scores (`Sequence[GroupScore]`, *optional*):
-                What `finish` returned. Without scores, only the calls are recorded, which were paid for.
+                What `finish` returned.
         """
         scoring, records = self.scoring, []
         if scores:
             if scoring.debiasing:
                 scores = scoring.debiasing.correct(scoring.store, self._final, scores)
             records = [(self._final[i], scores[i]) for i in self._new]
-        calls = self.judge.drain()
+        calls = self.judge.drain()  # also without scores: they were paid for
         phase = "train" if self.update else "eval"
         scoring.store.commit(self.number, records, calls, phase, self._reads if scores else ())
         return scores, calls
 
     async def _score_all(self) -> list[GroupScore]:
-        """Score each group on its own."""
-        # Its fine ranking waits for its insertions alone.
+        # Each group on its own: its fine ranking waits for its insertions alone.
         scoring: dict[int, asyncio.Task[GroupScore]] = {}
         limit = asyncio.timeout(None)
         async with self._within(limit, self.judge, "judge") as tasks:
@@ -236,7 +226,7 @@ class Step:
         return scores
 
     async def _read(self, debiasing: Debiasing, scores: Sequence[GroupScore]) -> list[ReadRow]:
-        """Let the reference judge score its groups. Its calls join those of the judge."""
+        """Let the reference judge score its groups."""
         method, reference_judge = self.scoring.method, debiasing.reference_judge
         try:
             async with self._within(asyncio.timeout_at(self._ends), reference_judge, "reference judge") as tasks:
@@ -247,12 +237,12 @@ class Step:
                 ]
             self._check_failures(reference_judge, "reference judge", of=len(reference_judge.calls))
         finally:
-            self.judge.calls += reference_judge.drain()
+            self.judge.calls += reference_judge.drain()  # of one step, so they are recorded together
         return [row for task in reading for row in task.result()]
 
     @asynccontextmanager
     async def _within(self, limit: asyncio.Timeout, judge: Judge, name: str) -> AsyncIterator[asyncio.TaskGroup]:
-        """Give tasks that have to end within a limit. Their first error is that of the block."""
+        """Give tasks that have to end within a limit."""
         try:
             async with limit, asyncio.TaskGroup() as tasks:
                 yield tasks
@@ -265,24 +255,22 @@ class Step:
                 f" {failed} failed. {RESUME}"
             ) from None
         except BaseExceptionGroup as errors:
-            raise first_leaf(errors) from errors
+            raise first_leaf(errors) from errors  # a user's error is no group of errors
 
     def _time(self, limit: asyncio.Timeout) -> None:
-        """Start the clock, unless it runs."""
-        if self.scoring.step_timeout is not None and limit.when() is None:
+        if self.scoring.step_timeout is not None and limit.when() is None:  # unless the clock runs
             self._ends = asyncio.get_running_loop().time() + self.scoring.step_timeout
             limit.reschedule(self._ends)
 
     @staticmethod
     async def _stop_clock(limit: asyncio.Timeout, scoring: Mapping[int, asyncio.Task[GroupScore]]) -> None:
-        """Stop the clock when all groups are scored. The trainer may come much later, from its log-probabilities."""
+        # When all groups are scored: the trainer may come much later, from its log-probabilities.
         while left := [task for task in scoring.values() if not task.done()]:
             await asyncio.wait(left)
         if not limit.expired():
             limit.reschedule(None)
 
     def _take(self, row: int, text: str) -> None:
-        """Put a rollout into its group."""
         i, place = divmod(row, len(self.groups[0].rollouts))
         if place in self._missing[i]:
             self._missing[i].remove(place)
@@ -292,7 +280,7 @@ class Step:
             self._touched.add(i)
 
     async def _ask(self, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]) -> None:
-        """Score the groups that are whole by now. Ask what is certain to be asked about new rollouts of the others."""
+        # Score the groups that are whole by now. Ask what is certain to be asked about new rollouts of the others.
         method = self.scoring.method
         for i in sorted(self._touched):
             group = self.groups[i]

@@ -22,10 +22,7 @@ class Anchor:
 
     Args:
         id (`str`):
-            An id that is unique within the query and never used again: `initial-3`, or `<step>-<rollout id>` for a
-            rollout.
-        text (`str`):
-            The text of the response.
+            Unique within the query and never used again: `initial-3`, or `<step>-<rollout id>` for a rollout.
         source (`str`):
             The rule that added the anchor: `initial` (the data set's responses, Nectar in the paper), `bootstrap`,
             `left` or `right` (boundary expansion), or `refine` (local refinement). With an LLM manager it is
@@ -33,8 +30,8 @@ class Anchor:
         epoch (`int`):
             The epoch in which the anchor was added, from 0.
         h (`int`, *optional*, defaults to `0`):
-            The inactivity counter: the number of consecutive epochs in which neither of the anchor's two intervals
-            received a rollout.
+            The inactivity counter: the number of consecutive epochs in which neither of its two intervals received a
+            rollout.
     """
 
     id: str
@@ -50,15 +47,13 @@ class AnchorBuffer:
 
     Args:
         anchors (`tuple[Anchor, ...]`):
-            The anchors from worst to best, at least two.
-        left_epoch (`int`, *optional*):
-            The last epoch in which the left boundary was expanded.
-        right_epoch (`int`, *optional*):
-            The last epoch in which the right boundary was expanded.
+            From worst to best, at least two.
+        left_epoch, right_epoch (`int`, *optional*):
+            The last epochs in which the boundaries were expanded.
         observed_epoch (`int`, *optional*):
             The last epoch in which inactivity was observed.
         visits (`int`, *optional*, defaults to `0`):
-            The number of this query's groups that were ranked in training. The group that built the buffer counts.
+            The number of this query's groups that were ranked in training, with the one that built the buffer.
     """
 
     anchors: tuple[Anchor, ...] = field(default=())
@@ -69,6 +64,7 @@ class AnchorBuffer:
 
     def __post_init__(self):
         if len(self.anchors) < 2:
+            # Else it has no internal interval.
             raise ValueError(f"a buffer needs at least 2 anchors, got {len(self.anchors)}")
 
     def __len__(self) -> int:
@@ -94,9 +90,6 @@ class AnchorBuffer:
     ) -> "AnchorBuffer":
         """Return the buffer for the next visit: `UpdateBuffer` (Algorithm 2; section "Rule-Based Buffer Update").
 
-        Additions and prunings are both decided on the coordinates of the buffer before the update. Then they are
-        merged at once.
-
         Args:
             sigma (`Sequence[Sequence[Rollout]]`):
                 `K + 1` intervals, each holding its rollouts from worst to best.
@@ -109,11 +102,7 @@ class AnchorBuffer:
             refine_at (`int`, *optional*, defaults to `3`):
                 An internal interval with at least this many rollouts adds its lower median as an anchor. At least 1.
             unordered (`Collection[int]`, *optional*):
-                Intervals whose fine ranking failed. Their coarse judgments are valid, so their rollouts count as
-                activity. Their order is unknown, so they add no anchor.
-
-        Raises:
-            `ValueError`: if `sigma` does not have `K + 1` intervals.
+                Intervals whose fine ranking failed.
         """
         K = len(self)
         if len(sigma) != K + 1:
@@ -121,9 +110,10 @@ class AnchorBuffer:
 
         anchors = list(self.anchors)
         pruned = set()
-        if self.observed_epoch != epoch:
+        if self.observed_epoch != epoch:  # `h` counts epochs, so one look an epoch
             for k in range(2, K):  # the two boundary anchors are never pruned
                 anchor = anchors[k - 1]
+                # Also those of `unordered`: their coarse judgments are valid.
                 h = 0 if sigma[k - 1] or sigma[k] else anchor.h + 1
                 anchors[k - 1] = replace(anchor, h=h)
                 if h >= H:
@@ -132,9 +122,11 @@ class AnchorBuffer:
         def new(rollout: Rollout, source: str) -> Anchor:
             return Anchor(f"{step}-{rollout.id}", rollout.text, source, epoch)
 
-        # Anchor k has the coordinate k, and a new anchor of interval p has the coordinate p + 1/2.
+        # Additions and prunings are both decided on the coordinates of the buffer before the update, then merged at
+        # once: anchor k has the coordinate k, and a new anchor of interval p has the coordinate p + 1/2.
         merged = [(float(k), anchors[k - 1]) for k in range(1, K + 1) if k not in pruned]
         left_epoch, right_epoch = self.left_epoch, self.right_epoch
+        # Without an order, which rollout is the worst is not known.
         if sigma[0] and left_epoch != epoch and 0 not in unordered:
             merged.append((0.5, new(sigma[0][0], "left")))
             left_epoch = epoch
@@ -159,8 +151,7 @@ class AnchorBuffer:
 def select_k0(ordered: Sequence, k0: int) -> list:
     """Return `k0` evenly spread items of a worst-to-best sequence, with both ends: the paper's `Select_K0`.
 
-    The items are those at the positions `round(i (n-1) / (k0-1))`. This gives the paper's subsets (appendix
-    "Initial-anchor subsets"). If the sequence has fewer than `k0` items, all of them are returned.
+    If the sequence has fewer than `k0` items, all of them are returned.
 
     Raises:
         `ValueError`: if `k0` is below 2.
@@ -170,6 +161,7 @@ def select_k0(ordered: Sequence, k0: int) -> list:
     n = len(ordered)
     if n <= k0:
         return list(ordered)
+    # This gives the paper's subsets (appendix "Initial-anchor subsets").
     return [ordered[round(i * (n - 1) / (k0 - 1))] for i in range(k0)]
 
 

@@ -24,10 +24,8 @@ def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
     """Return the value of a JSON text.
 
     Args:
-        text (`str` or `bytes`):
-            The text.
         finite (`bool`, *optional*, defaults to `True`):
-            Refuse NaN and numbers that no float can hold. The log of a trainer may have them.
+            Refuse NaN and numbers that no float can hold.
         at (`str`, *optional*):
             The field that holds the text, for messages.
 
@@ -74,11 +72,9 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     """Return a value of JSON as the type `kind`, without any conversion of texts and numbers.
 
     Dataclasses and named tuples are read from an object by the names of their fields, or from a list by their order.
-    They may refuse a value with `ValueError`. Unknown keys of an object are left out, but a `TypedDict` keeps them.
+    They may refuse a value with `ValueError`.
 
     Args:
-        value (`Any`):
-            What [`parse_json`] returned.
         kind (`type`):
             A dataclass, a named tuple, a `TypedDict`, a list, tuple or dictionary of them, or what
             [`~settings.kind_of`] knows.
@@ -105,11 +101,11 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
 
 
 class Misfit(ValueError):
-    """A value that does not fit its type. Each decoder around it puts the place that it knows in front of `place`."""
+    """A value that does not fit its type."""
 
     def __init__(self, words: str):
         super().__init__(words)
-        self.place, self.words = "", words
+        self.place, self.words = "", words  # each decoder around it puts the place that it knows in front
 
 
 @cache  # a store has many values of few types
@@ -133,7 +129,7 @@ def decoder_of(kind: Any) -> Decoder:
 
 
 def decode_all(items: Iterable[tuple[int | str, Any]], decoders: Iterable[Decoder]) -> list:
-    """Return the items of a list or an object, each by its decoder, or raise [`Misfit`] with the place."""
+    """Return the items of a list or an object, each by its decoder."""
     values = []
     for (key, item), decoder in zip(items, decoders, strict=False):  # one decoder repeats
         try:
@@ -164,6 +160,7 @@ def fields_decoder(kind: Any) -> Decoder:
             elif needed:
                 raise Misfit(f" has no {name!r}")
         try:
+            # A `TypedDict` keeps unknown keys, since a file says more than we read.
             return value | values if keeps_all else kind(**values)
         except ValueError as error:  # the class refuses what its fields are together
             raise Misfit(f": {error}") from None

@@ -21,9 +21,7 @@ FLOCK = "hhqqi0q"  # a lock of a whole file, as C has it: 0q fills up the end
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft, and replace `path` by the draft once all of the draft is on the disk.
 
-    If the block raises, `path` stays as it was and the draft is deleted. Each call has a draft of its own, so two
-    programs that write the same file at once leave the whole file of one of them. A draft that a killed program left
-    is deleted after an hour, by the next call for the same file.
+    If the block raises, `path` stays as it was and the draft is deleted.
 
     Example:
 
@@ -34,12 +32,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > ABANDONED:
+            if time.time() - left.stat().st_mtime > ABANDONED:  # a killed program has left it
                 left.unlink()
+    # One of its own: two programs that write at once leave the whole file of one of them.
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield draft
-        sync(draft)
+        sync(draft)  # else a power cut after the rename could leave an empty file
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -55,13 +54,11 @@ def sync(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> list[int | str]:
-    """Return size and SHA-256 of a file as a list that JSON can hold. Of a large file, only samples are digested.
-
-    The samples are 64 KiB at each sixteenth of the file and at its end, which tell the weights of two steps apart.
-    """
+    """Return size and SHA-256 of a file as a list that JSON can hold. Of a large file, only samples are digested."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         found = hashlib.sha256()
+        # 64 KiB at each sixteenth and at the end, which tell the weights of two steps apart.
         for start in (*range(0, size, max(size // 16, SAMPLED_BYTES)), max(size - SAMPLED_BYTES, 0)):
             file.seek(start)
             found.update(file.read(SAMPLED_BYTES))
@@ -79,12 +76,11 @@ def free_space(folder: str | os.PathLike) -> str:
 def lock_descriptor(descriptor: int) -> None:
     """Lock an open file until it is closed in all processes that have this descriptor, or these have ended.
 
-    A lock of the open file is used (`F_OFD_SETLK`), where the system has it. It works on most network file systems.
-    The usual POSIX lock is lost when the same process opens and closes the file again, as a copy of the folder does.
-
     Raises:
         `OSError`: `BlockingIOError` or `PermissionError`, by the system, if another has the lock.
     """
+    # It works on most network file systems, and outlives a second opening of the file by this process, such as a copy
+    # of the folder. The usual POSIX lock would be lost then.
     if hasattr(fcntl, "F_OFD_SETLK"):
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     else:

@@ -18,8 +18,7 @@ class Rubric:
         text (`str`):
             A sentence or short phrase that says what a good response does.
         weight (`int`):
-            The importance of the criterion, from 1 to 5. From -5 to -1, the text names a fault, which a good response
-            does not have.
+            From 1 to 5. From -5 to -1, the text names a fault, which a good response does not have.
     """
 
     text: str
@@ -32,13 +31,13 @@ class Query:
 
     Args:
         id (`str`):
-            An id that is unique in the data set.
+            Unique in the data set.
         prompt (`list[dict]`):
             Chat messages with `role` and `content`.
         rubrics (`tuple[Rubric, ...]`):
             The query's weighted rubrics `R_x`.
         responses (`tuple[str, ...]`, *optional*, defaults to `()`):
-            Reference responses from worst to best. The first anchors are selected from them.
+            Reference responses from worst to best, of which the first anchors are selected.
     """
 
     id: str
@@ -72,8 +71,7 @@ class Rollout:
         id (`int`):
             The index of the rollout in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
         text (`str`):
-            The answer alone, without the thinking. It is empty if the rollout has no answer. Such a rollout is not
-            judged, except by Tournament-GRPO.
+            The answer alone, without the thinking. It is empty if the rollout has no answer.
     """
 
     id: int
@@ -85,25 +83,22 @@ class RolloutGroup:
     """The `G` rollouts that were sampled together for one query.
 
     Args:
-        query (`Query`):
-            The query `x`.
         rollouts (`tuple[Rollout, ...]`):
-            All `G` rollouts, with ids 0 to G-1 in this order. Rollouts without an answer are included.
+            All `G` rollouts, with ids 0 to G-1 in this order, also those without an answer.
         step (`int`):
             The trainer's global step at which the rollouts were generated, from 0.
         epoch (`int`, *optional*):
-            The number of the pass over the data, from 0. `None` if the trainer does not know it. [`Step`] then uses
-            the number of the query's earlier visits.
+            The number of the pass over the data, from 0. `None` if the trainer does not know it.
     """
 
     query: Query
     rollouts: tuple[Rollout, ...]
     step: int
-    epoch: int | None = None
+    epoch: int | None = None  # [`Step`] then takes the number of the query's earlier visits
 
     @property
     def known_epoch(self) -> int:
-        """The epoch of a group that a reward method scores. [`Step`] sets it before.
+        """The epoch of a group that a reward method scores.
 
         Raises:
             `ValueError`: if the epoch is not set.
@@ -124,5 +119,5 @@ class RolloutGroup:
 
 
 def storable(text: str) -> str:
-    """Replace each lone surrogate by a question mark. UTF-8, and so the store and a request, cannot hold one."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Replace each lone surrogate by a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")  # UTF-8, and so the store and a request, cannot hold one

@@ -21,24 +21,12 @@ INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "abov
 
 @dataclass(frozen=True)
 class Ranking:
-    """The positions of a group's rollouts among the anchors, and their order inside each interval.
+    """The positions of a group's rollouts among the anchors, and their order inside each interval."""
 
-    Args:
-        positions (`dict[int, int]`):
-            Insertion position in 0..K by rollout id. A rollout whose coarse judgment failed is missing. It is
-            unscored.
-        sigma (`tuple[tuple[Rollout, ...], ...]`):
-            `K + 1` intervals, each with its rollouts from worst to best.
-        tied (`frozenset[int]`):
-            Intervals whose rollouts share their average rank, because they were not ranked among themselves.
-        failed (`frozenset[int]`):
-            The intervals of `tied` whose fine ranking failed. The others of `tied` were never to be ranked.
-    """
-
-    positions: dict[int, int]
-    sigma: tuple[tuple[Rollout, ...], ...]
-    tied: frozenset[int] = frozenset()
-    failed: frozenset[int] = frozenset()
+    positions: dict[int, int]  # in 0..K by rollout id; without those whose coarse judgment failed
+    sigma: tuple[tuple[Rollout, ...], ...]  # `K + 1` intervals, each from worst to best
+    tied: frozenset[int] = frozenset()  # intervals whose rollouts share their average rank
+    failed: frozenset[int] = frozenset()  # those whose fine ranking failed; others of `tied` were never to be ranked
 
     @property
     def order(self) -> tuple[tuple[int, ...], ...]:
@@ -63,23 +51,16 @@ async def coarse_to_fine(
     The judge gets one question per rollout and one per interval that holds two or more rollouts.
 
     Args:
-        query (`Query`):
-            The query `x` with its rubrics `R_x`.
-        buffer (`AnchorBuffer`):
-            The `K` anchors `A_x`.
         rollouts (`Sequence[Rollout]`):
             The rollouts that have an answer.
-        judge (`Judge`):
-            The judge `J`.
         fine (`bool`, *optional*, defaults to `True`):
-            `False` leaves rollouts of one interval tied (the coarse-only ablation). The paper does not say which of
-            them the buffer update then takes. Here it uses the order in which they were sampled.
+            `False` leaves rollouts of one interval tied (the coarse-only ablation).
         anchor_content (`bool`, *optional*, defaults to `True`):
             `False` hides the anchors' text from the coarse judge (the order-only ablation).
 
     Returns:
-        `Ranking`: positions and local orders. After a failed coarse judgment the rollout is left out. After a failed
-        fine ranking the interval is tied.
+        `Ranking`: after a failed coarse judgment, without the rollout; after a failed fine ranking, with a tied
+        interval.
     """
     anchors = [anchor.text for anchor in buffer.anchors]
     K = len(anchors)
@@ -91,6 +72,7 @@ async def coarse_to_fine(
 
     crowded = [p for p in range(K + 1) if len(C[p]) >= 2]
     if not fine:
+        # In the order of sampling: the paper does not say in which the buffer update takes them.
         return Ranking(positions, tuple(C), tied=frozenset(crowded))
     orders = await judge.ask_all(ranking_question(query, C[p]) for p in crowded)
     ranked = {p: sort(C[p], order) for p, order in zip(crowded, orders, strict=True) if order is not None}
@@ -116,9 +98,7 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
             Ids of rollouts without an answer. They are below all others and share the reward -1.
 
     Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ordered nor empty has
-        `None`. `n` is the number of ordered and empty rollouts. A single ordered rollout without empty ones has the
-        reward 0, since there is no other rollout to compare it with.
+        `tuple[float | None, ...]`: by rollout id 0..G-1. An id that is neither ordered nor empty has `None`.
 
     Example:
 
@@ -144,20 +124,14 @@ def rewards_from_ranks(
 ) -> tuple[float | None, ...]:
     """Return rewards in [-1, 1] from ranks: `r = -1 + 2 (e + q) / (n + e - 1)`.
 
-    Each reward that comes from an order is computed here. A mean rank is not rounded to a rank. So two rollouts whose
-    order changes from pass to pass have nearly equal rewards.
-
     Args:
         ranks (`Mapping[int, Fraction | float]`):
             The rank `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`, or its mean over passes.
-        G (`int`):
-            Size of the group.
         empty (`Sequence[int]`, *optional*):
             Ids of the `e` rollouts without an answer. They are below all others and share the reward -1.
 
     Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ranked nor empty has
-        `None`. A single ranked rollout without empty ones has the reward 0.
+        `tuple[float | None, ...]`: by rollout id 0..G-1. An id that is neither ranked nor empty has `None`.
 
     Example:
 
@@ -171,6 +145,7 @@ def rewards_from_ranks(
     highest = len(ranks) + len(empty) - 1
     rewards: dict[int, float] = dict.fromkeys(empty, -1.0)
     for i, q in ranks.items():
+        # A mean rank is not rounded: an order that changes from pass to pass gives nearly equal rewards.
         rewards[i] = float(-1 + 2 * (len(empty) + q) / highest) if highest else 0.0
     return tuple(rewards.get(i) for i in range(G))
 
@@ -182,18 +157,10 @@ def rank_tiers(ranks: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]
 
 
 def insertion_bin(position: int, K: int) -> str:
-    """Return the histogram bin of an insertion position: `below`, `above`, or the quarter of the buffer that it is in.
-
-    Buffers have different sizes, so a run's log counts positions by bins that mean the same for every `K`.
-
-    Args:
-        position (`int`):
-            Insertion position in 0..K.
-        K (`int`):
-            Number of anchors, at least 2.
-    """
+    """Return the histogram bin of an insertion position in 0..K: `below`, `above`, or the quarter of the buffer."""
     if position == 0:
         return "below"
     if position == K:
         return "above"
+    # Buffers have different sizes, and a bin means the same for every `K`.
     return f"quarter{1 + 4 * (position - 1) // (K - 1)}"

@@ -54,13 +54,11 @@ def documented(cls: Class) -> Class:
 
 @cache
 def fields_of(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the annotation of each argument of a class, and whether a value is needed.
-
-    An annotation that cannot be evaluated here stays a text, which any value fits.
-    """
+    """Return the annotation of each argument of a class, and whether a value is needed."""
     try:
         hints = typing.get_type_hints(cls)
     except (NameError, AttributeError, TypeError):
+        # A text that cannot be evaluated here stays one, and any value fits.
         hints = {field.name: field.type for field in fields(cls)}
     if typing.is_typeddict(cls):
         return {name: (hint, name in cls.__required_keys__) for name, hint in hints.items()}
@@ -93,9 +91,7 @@ KIND_OF_TYPE = {
 def kind_of(annotation: Any) -> Kind:
     """Return what fits an annotation, without any conversion.
 
-    The known annotations are `bool`, `int`, `float`, `str`, `None`, `Literal`, lists and unions of them. Every value
-    fits any other annotation, since the class itself must check that. An integer fits `float`, but a bool is no
-    number.
+    The known annotations are `bool`, `int`, `float`, `str`, `None`, `Literal`, lists and unions of them.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, UnionType):
@@ -109,6 +105,7 @@ def kind_of(annotation: Any) -> Kind:
         return Kind(
             lambda value: isinstance(value, list | tuple) and all(map(each, value)), f"a list, each item {words}"
         )
+    # Any value fits another one: the class itself must check it.
     return KIND_OF_TYPE.get(annotation, Kind(lambda value: True, ""))
 
 
@@ -146,11 +143,7 @@ def load_path(path: str) -> Any:
 
 
 def current_names(values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """Return values by the names of today, and say once which of the `known` names an older one stands for.
-
-    Raises:
-        [`SettingsError`]: if a value is there by both names.
-    """
+    """Return values by the names of today, and say once which of the `known` names an older one stands for."""
     current = dict(values)
     for old in RENAMED.keys() & values.keys():
         if old not in known and (name := RENAMED[old]) in known:
@@ -173,8 +166,6 @@ def check_arguments(
     """Return the arguments for a dataclass that a recipe names.
 
     Args:
-        cls (`type`):
-            The dataclass. Its fields are the arguments that it has.
         name (`str`):
             Its name in the recipe, for messages.
         arguments (`Mapping[str, Any]`):
@@ -202,14 +193,12 @@ def check_arguments(
 
 
 def changed_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dataclass, as JSON has them, that do not have their default.
-
-    Fields with `compare=False` are left out: they change no outcome.
-    """
+    """Return the arguments of a dataclass, as JSON has them, that do not have their default."""
     arguments, defaults = current_names(arguments, fields_of(cls)), dict(REMOVED_ARGUMENTS)
     for each in fields(cls):
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        recorded = json.loads(json.dumps(default, default=str))
+        recorded = json.loads(json.dumps(default, default=str))  # as a manifest has them: a tuple is a list there
+        # Fields with `compare=False` change no outcome.
         defaults[each.name] = recorded if each.compare else arguments.get(each.name)
     return {name: value for name, value in arguments.items() if name not in defaults or value != defaults[name]}
 
@@ -218,8 +207,6 @@ def check_at_least(owner: Any, prefix: str = "", /, **least: float) -> None:
     """Check that no attribute is below its smallest value or infinite. `None` has no value to check.
 
     Args:
-        owner (`Any`):
-            The object that has the attributes.
         prefix (`str`, *optional*):
             How the names of the settings begin, for messages.
         least:
@@ -237,12 +224,10 @@ def check_at_least(owner: Any, prefix: str = "", /, **least: float) -> None:
 def check_own_fields(config: Any, base: type[Any]) -> None:
     """Check the fields that `base` and the classes below it add to a configuration.
 
-    The parser of TRL takes a value of a YAML file as it is, unless it is a text. A value that is no number is not
-    shown in the error: it may hold a key.
-
     Raises:
         [`SettingsError`]: naming the first field whose value does not fit.
     """
+    # The parser of TRL takes a value of a YAML file as it is, unless it is a text.
     annotations: dict[str, Any] = fields_of(type(config))  # type: ignore[arg-type]
     for cls in type(config).__mro__:
         for key in get_annotations(cls) if issubclass(cls, base) else ():
@@ -250,5 +235,5 @@ def check_own_fields(config: Any, base: type[Any]) -> None:
             if not (kind := kind_of(annotation)).fits(value):
                 choice = typing.get_origin(annotation) is Literal and isinstance(value, str)
                 shown = choice or isinstance(value, int | float | None)
-                got = repr(value) if shown else f"a {type(value).__name__}"
+                got = repr(value) if shown else f"a {type(value).__name__}"  # a text may hold a key
                 raise SettingsError(f"{key} must be {kind.words}, got {got}")

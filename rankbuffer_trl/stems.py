@@ -24,7 +24,8 @@ def stem_all(text: str) -> list[str]:
 
 
 def stems_of(text: str) -> set[str]:
-    """Return the different stems of the words of `text`: a long answer repeats its words, and each is stemmed once."""
+    """Return the different stems of the words of `text`."""
+    # A set: a long answer repeats its words, and each is stemmed once.
     return {stem(word) for word in set(WORD.findall(text.lower()))}
 
 

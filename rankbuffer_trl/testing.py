@@ -58,10 +58,7 @@ def first_rubric(prompt: str) -> str:
 
 
 def truth(prompt: str) -> str:
-    """Return the right answer to any question of this package, without the marks of the guard or with them.
-
-    Where no tie is allowed, the first of two equal responses is the better one.
-    """
+    """Return the right answer to any question of this package, without the marks of the guard or with them."""
     body, _, instruction = unguarded(prompt).rpartition("\n\nReturn ")
     kind = re.findall(r'"(\w+)":', instruction)[0]
     blocks = {name: quality(text) for name, text in re.findall(r"^\[(\w+)\]\n(\d+(?:\.\w+)?)$", body, re.MULTILINE)}
@@ -76,7 +73,7 @@ def truth(prompt: str) -> str:
     if kind == "scores":
         return json.dumps({kind: [min(each, 10) for each in blocks.values()]})
     if kind == "winner":
-        level = "tie" if '"tie"' in instruction else "A"
+        level = "tie" if '"tie"' in instruction else "A"  # without a tie, the first of two equal ones is better
         first, second = (blocks.get(name, -1) for name in "AB")  # an empty response is worse than any other
         return json.dumps({kind: "AB"[first < second] if first != second else level})
     return json.dumps({"keep_anchor_ids": ["A0", "A1", "A2", "A3"], "add_rollout_ids": []})
@@ -85,8 +82,7 @@ def truth(prompt: str) -> str:
 class ScriptedClient:
     """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise.
 
-    The messages that `answer` gets are those of the paper, without the marks of the guard. A text has the
-    probabilities of a judge without a doubt. Others come from a pair of text and log probabilities.
+    The messages that `answer` gets are without the marks of the guard.
     """
 
     name = "scripted judge"
@@ -105,6 +101,7 @@ class ScriptedClient:
         answer = self.answer([{**m, "content": unguarded(m["content"])} for m in messages])
         if isinstance(answer, Exception):
             raise answer
+        # A text alone is one without a doubt.
         text, logprobs = answer if isinstance(answer, tuple) else (answer, without_doubt(answer))
         return Reply(text, Usage(10, 4, 3), False, logprobs)
 
@@ -113,7 +110,8 @@ class ScriptedClient:
 
 
 def scripted_judge(answer: Callable[[list[dict]], Any], **kwargs: Any) -> Judge:
-    """Return a judge that answers as a test decides. Its prompts are the paper's, so responses are not quoted."""
+    """Return a judge that answers as a test decides."""
+    # The paper's prompts, in which no response is quoted.
     return Judge(ScriptedClient(answer), **({"guard": False} | kwargs))
 
 
@@ -124,26 +122,13 @@ def truthful_judge() -> Judge:
 
 @dataclass(frozen=True)
 class Played:
-    """A group that was scored, with what the judge was asked.
-
-    Args:
-        group (`RolloutGroup`):
-            The group.
-        score (`GroupScore`):
-            Its score.
-        calls (`list[Call]`):
-            The judgments.
-        prompts (`list[str]`):
-            The prompts in the order in which they were sent, without the marks of the guard. A repeat is one of them.
-        questions (`list[Question]`):
-            The question of each prompt.
-    """
+    """A group that was scored, with what the judge was asked."""
 
     group: RolloutGroup
     score: GroupScore
     calls: list[Call]
-    prompts: list[str]
-    questions: list[Question]
+    prompts: list[str]  # in the order in which they were sent, repeats too, without the marks of the guard
+    questions: list[Question]  # of each prompt
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
@@ -172,14 +157,11 @@ def fails(case: tuple[int, float], *about: str) -> bool:
 
 
 def faulty(case: tuple[int, float], answer: Callable[[str], Any] = truth) -> Callable[[str], Any]:
-    """Return the answers of a judge that fails on some questions of a case, see [`fails`].
-
-    A failing pairwise question fails in both orders of its pair. A failing duel fails in one order.
-    """
+    """Return the answers of a judge that fails on some questions of a case, see [`fails`]."""
 
     def respond(prompt: str) -> Any:
         shown = RESPONSE_LINES.findall(prompt)
-        about = sorted(shown) if '{"winner"' in prompt else shown
+        about = sorted(shown) if '{"winner"' in prompt else shown  # a pair fails in both orders, a duel in one
         return TransportError("connection refused") if fails(case, first_rubric(prompt), *about) else answer(prompt)
 
     return respond
@@ -200,8 +182,7 @@ def check_played(played: Played) -> None:
 def check_questions(played: Played, method: RewardMethod, plays_empty: bool = False) -> None:
     """Check that only answers are shown, and that `calls`, `most_shown` and the first questions hold.
 
-    A method for whom failures matter is checked with a judge that never fails. `plays_empty` allows questions about
-    rollouts without an answer.
+    `plays_empty` allows questions about rollouts without an answer.
     """
     group, first = played.group, played.score.before is None
     asked = [text for each in played.questions for pairs in each.responses.values() for _, text in pairs]
@@ -223,8 +204,6 @@ def check_method(
     """Check that a method keeps the rules of [`RewardMethod`], on random groups with a truthful and a failing judge.
 
     Args:
-        method ([`RewardMethod`]):
-            The method.
         answer (`Callable[[str], str]`, *optional*, defaults to `truth`):
             Returns the judge's answer to a prompt. `truth` knows the questions of this package.
         groups (`int`, *optional*, defaults to `40`):
