@@ -19,6 +19,7 @@ from .errors import SettingsError
 from .groups import Query, Rollout, RolloutGroup
 from .judge import ChatClient, Judge, JudgeError
 from .judge.config import JudgeConfig, read_judge
+from .monitoring._judged_thoughts import ThoughtMonitor
 from .rewards._format import AnswerExtractor
 from .rewards._method import GroupScore, RewardMethod, load_method
 from .store import BufferStore, StoreError, history
@@ -103,6 +104,7 @@ class GroupRanker:
             raise SettingsError(f"a {type(judge).__name__} is no judge: pass a Judge, a client, or a judge's settings")
         judge = config if isinstance(config, Judge) else Judge(config)
         self.answers = AnswerExtractor(format_check)
+        self._thoughts = ThoughtMonitor(format_check)
         self._folder = TemporaryDirectory(prefix="rankbuffer-")  # of a store that ends with `close`
         self.store = BufferStore(store or Path(self._folder.name) / "live.sqlite")
         self.scoring = Scoring(method, judge, self.store, max_failures, step_timeout)
@@ -135,6 +137,7 @@ class GroupRanker:
         if step is not None and step < 0:
             raise DataError(f"query {asked.id!r}: step must be at least 0, got {step}")
         answers = self.answers.read([asked.prompt] * len(texts), texts, None)
+        self._thoughts.look([answer.text for answer in answers])
         rollouts = tuple(Rollout(i, answer.text) for i, answer in enumerate(answers))
         # Two groups at once would overwrite each other's buffer.
         async with self._locks.setdefault(asked.id, asyncio.Lock()):

@@ -34,6 +34,14 @@ def run(ranker: GroupRanker, *visits: tuple):
     return asyncio.run(play())
 
 
+def test_rank_warns_once_of_thoughts_that_the_judge_reads(caplog):
+    for check, times in ("none", 1), ("think", 0):
+        caplog.clear()
+        ranker = GroupRanker("listwise", RubricJudge(), format_check=check)
+        run(ranker, ("How?", "<think>a</think>b c <think>d"), ("Why?", "<think>a <think>d"))
+        assert caplog.text.count("begin with a tag") == times, check
+
+
 @pytest.mark.parametrize("name", ["rankbuffer", "listwise"])
 def test_rank_at_once_gives_and_leaves_what_training_steps_do(scorer, name):
     luck, method = random.Random(0), load_method(name, {}, 42)

@@ -18,10 +18,10 @@ PLAIN_ENDS = re.compile(rf"</think>|{OWN}", re.I)
 TURN_ENDS = r"<\|(?:im_end|eot_id|end|endoftext|end_of_text)\|>|<(?:end_of_turn|turn\|)>"
 TAGGED = re.compile(
     rf"\s*(?:<([^<>/\s]{{1,40}})>.*?</\1>|\[([A-Z_]{{2,40}})\].*?\[/\2\]|analysis.*?assistantfinal|<\|\w+\|>"
-    rf"|{THOUGHT_BEGINS.pattern})|.*?(?:{TURN_ENDS})",
+    rf"|{THOUGHT_BEGINS.pattern})|.*?(?:{TURN_ENDS}|</think>|{OWN})",
     re.DOTALL | re.IGNORECASE,
 )
-"""A text that begins with a tag and closes it later, or with a control token, or that holds the end of a turn.
+"""A text that begins with a tag and closes it later, or with a control token, or that holds an end of thought or turn.
 
 Without special tokens, Harmony's channels are words.
 """

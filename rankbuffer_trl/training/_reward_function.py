@@ -27,6 +27,7 @@ from ..data._queries import DataError, QueryTable, normal_row
 from ..errors import NotFiniteError, SettingsError
 from ..groups import Messages, Rollout, RolloutGroup
 from ..judge import Judge
+from ..monitoring._judged_thoughts import ThoughtMonitor
 from ..monitoring._metrics import PLACEMENT, placement_columns, step_metrics
 from ..monitoring._non_fatal import non_fatal
 from ..monitoring._probes import probe_groups, probe_metrics
@@ -85,6 +86,7 @@ class GroupReward:
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer = scorer
         self._window = OpenWindow()
+        self._thoughts = ThoughtMonitor(args.format_check)
 
     @property
     def scorer(self) -> GroupScorer:
@@ -121,6 +123,7 @@ class GroupReward:
                 self._no_answers(step, len(rows), training, completions, completion_ids)
             elif training:
                 self._unanswered = None
+            self._thoughts.look([text for _, text in rows])
             # A training that evaluates first has begun, too. A trainer that only evaluates has no `max_steps`.
             self._start(training or bool(trainer_state and trainer_state.max_steps), step)
             with ThreadPoolExecutor(1) as beside:  # while this thread waits for the judge
