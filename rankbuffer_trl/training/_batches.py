@@ -27,10 +27,8 @@ class Batches:
     Args:
         args (`RankBufferConfig`):
             The settings, with the number of processes as `world_size`.
-        queries (`int`):
-            Number of queries to train on.
-        eval_queries (`int`, *optional*):
-            Number of queries to evaluate on, if the run evaluates.
+        queries, eval_queries (`int`):
+            Number of queries to train on, and to evaluate on if the run does.
 
     Raises:
         [`BatchError`]: if something does not fit. The message says what would fit.
@@ -53,6 +51,7 @@ class Batches:
             )
         if self.eval_queries == 0:
             raise BatchError("the data set has no query to evaluate on: set eval_strategy to no")
+        # A resume begins with a generation.
         if self.args.save_strategy != "no" and not self.ends_generation(self.steps):
             whole = next(step for step in count(self.steps) if self.ends_generation(step))
             raise BatchError(
@@ -63,30 +62,28 @@ class Batches:
 
     @cached_property
     def generations_per_epoch(self) -> int:
-        """The number of whole generations in an epoch. Queries that fill no whole generation are left out."""
-        return self.queries // self.args.queries_per_generation
+        """The number of whole generations in an epoch."""
+        return self.queries // self.args.queries_per_generation  # TRL leaves out queries that fill no generation
 
     @cached_property
     def micro_steps_per_generation(self) -> int:
-        """The number of forward and backward passes that use one generation."""
         return self.args.micro_steps_per_generation
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """The number of optimizer steps in an epoch. The last step of an epoch may take fewer rollouts."""
+        """The number of optimizer steps in an epoch."""
         micro_steps = self.generations_per_epoch * self.micro_steps_per_generation
+        # The last step of an epoch may take fewer rollouts.
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
 
     @property
     def steps(self) -> int:
-        """The number of optimizer steps of the run."""
         if self.args.max_steps > 0:
             return self.args.max_steps
         return math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
     @property
     def generations(self) -> int:
-        """The number of generations of the run."""
         return self.generations_until(self.steps)
 
     def generations_until(self, step: int) -> int:

@@ -20,19 +20,16 @@ def spent_before(output_dir: str | Path, store: str | Path | None) -> Totals:
 
 
 def check_budget(args: BudgetConfig, output_dir: str | Path, store: str | Path | None) -> None:
-    """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
+    """Refuse to start when a budget of the judge is used up.
 
     Args:
-        args (`BudgetConfig`):
-            The settings.
-        output_dir (`str` or `Path`):
-            The folder of the run.
         store (`str` or `Path`, *optional*):
             The checkpoint or the store from which the run goes on.
 
     Raises:
         [`SettingsError`]: naming the budget, and the file to delete for a new count.
     """
+    # A budget is looked at after a step, which would be paid for.
     if args.has_budget and (cause := args.over_budget(spent_before(output_dir, store))):
         file = (Path(output_dir) / LIVE_STORE).with_suffix(".spent")
         count = f"count the ledger of {store} alone" if store else "count from 0"

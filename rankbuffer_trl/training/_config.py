@@ -58,13 +58,8 @@ def check_best_metric(named: str | None, alone: bool) -> None:
     """Refuse a `metric_for_best_model` that tells no checkpoint from another.
 
     Args:
-        named (`str`, *optional*):
-            The setting.
         alone (`bool`):
             Whether no other reward function has a weight.
-
-    Raises:
-        [`SettingsError`]: if rounding would decide.
     """
     metric = (named or "").removeprefix("eval_")
     # The rewards of a group are its ranks, so their mean is the same in each evaluation. GRPO's loss measures no
@@ -286,7 +281,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         return self.micro_steps_per_generation / self.gradient_accumulation_steps
 
     def _check_numbers(self) -> None:
-        """Check the types of TRL's numbers, which its parser takes from a recipe as they are. They may be infinite."""
+        # TRL's parser takes numbers from a recipe as they are.
         for name, (annotation, _) in fields_of(type(self)).items():  # type: ignore[arg-type]
             value, types = getattr(self, name), set(typing.get_args(annotation)) or {annotation}
             if isinstance(value, float) and math.isnan(value):
@@ -334,7 +329,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 raise SettingsError(f"there is no {what} {value!r}: set {key} to one of {known}")
 
     def _check_ranges(self) -> None:
-        """Check the ranges of TRL's settings. Outside them the arithmetic of the batches or the generation fails."""
+        """Check the ranges of TRL's settings."""
+        # Outside them the arithmetic of the batches or the generation fails.
         check_at_least(self, seed=0, max_completion_length=1, gradient_accumulation_steps=1)
         check_at_least(self, per_device_train_batch_size=1, per_device_eval_batch_size=1, generation_batch_size=1)
         check_at_least(self, num_generations=1, num_iterations=1, steps_per_generation=1)
@@ -415,11 +411,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 )
 
     def _check_saves(self) -> None:
-        """Refuse settings that save inside a generation, delete the checkpoint of a SIGTERM, or resume inexactly.
-
-        A resumed run starts with a generation. From a checkpoint inside a generation, it would score the queries of
-        that generation a second time. `Batches` checks the end of the run, which depends on the number of queries.
-        """
+        """Refuse settings that save inside a generation, delete the checkpoint of a SIGTERM, or resume inexactly."""
         if self.enable_jit_checkpoint:
             raise SettingsError(
                 "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
@@ -435,6 +427,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 "save_total_limit=1 with metric_for_best_model or load_best_model_at_end leaves only the best"
                 " checkpoint when training ends, so that of a SIGTERM would be lost; set at least 2"
             )
+        # A resumed run starts with a generation, so it would score the queries of one that it was saved in again.
+        # `Batches` checks the end of the run, which depends on the number of queries.
         best = "eval_steps" if self.eval_strategy == "steps" else None
         key = {"steps": "save_steps", "best": best}.get(self.save_strategy)
         generation, step = self.micro_steps_per_generation, self.gradient_accumulation_steps
@@ -450,7 +444,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             )
 
     def check_view(self, tools: bool) -> None:
-        """Refuse a transcript of a run without tools. For such a run, `last_reply` is the same as `answer`.
+        """Refuse a transcript of a run without tools.
 
         Raises:
             [`SettingsError`]: saying what to do.
@@ -465,8 +459,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         """Return the settings of the reference judge, `None` if there is none.
 
         Raises:
-            [`SettingsError`]: if `reference_judge` has a setting that a judge has not, a wrong one, or one that has no
-            effect, or if it is the judge.
+            [`SettingsError`]: if `reference_judge` has a setting that a judge has not, or one that has no effect, or
+            is the judge.
         """
         settings = parse_object("reference_judge", self.reference_judge)
         if settings is None:
@@ -487,17 +481,14 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         """Build the reward method with its arguments.
 
         Raises:
-            `ValueError`: if there is no such method or argument.
+            [`SettingsError`]: if there is no such method or argument.
         """
         return load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
 
 
 def check_backends(names: Iterable[str]) -> None:
-    """Refuse a backend of `report_to` that does not exist or is not installed.
-
-    Raises:
-        [`SettingsError`]: before the trainer would find it, after the servers and the policy were loaded.
-    """
+    """Refuse a backend of `report_to` that does not exist or is not installed."""
+    # The trainer would find it after the servers and the policy were loaded.
     installed = get_available_reporting_integrations()
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:

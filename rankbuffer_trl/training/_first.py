@@ -19,11 +19,7 @@ def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
 
 
 def require_questions(method: RewardMethod, asked: list[Question]) -> list[Question]:
-    """Return the questions that a method asks at first.
-
-    Raises:
-        [`SettingsError`]: if there are none.
-    """
+    """Return the questions that a method asks at first. Refuse a method that asks none."""
     if not asked:
         raise SettingsError(
             f"the reward method {method.name!r} asks the judge nothing: name a reward without a judge in"
@@ -33,10 +29,9 @@ def require_questions(method: RewardMethod, asked: list[Question]) -> list[Quest
 
 
 def first_question(scorer: GroupScorer, query: Query) -> None:
-    """Ask each judge of a run one real question about `query`. No call enters the ledger. The tokens were spent.
+    """Ask each judge of a run one real question about `query`. No call enters the ledger.
 
     Raises:
-        [`SettingsError`]: if the method asks nothing.
         [`JudgeError`]: if there is no valid answer in time.
     """
     groups = (stand_in(query, G) for G in (2, 3, 4, 8, 16, 64))  # a method may ask nothing about a small group
@@ -44,5 +39,5 @@ def first_question(scorer: GroupScorer, query: Query) -> None:
         scorer.method, next(filter(None, map(partial(first_questions, scorer.method), groups)), [])
     )[0]
     for judge in scorer.judges:
-        asker = judge.for_method(on_spent=scorer.store.spend)
+        asker = judge.for_method(on_spent=scorer.store.spend)  # its tokens count for the budget all the same
         scorer.run(asker.first_question(question, scorer.step_timeout))

@@ -17,41 +17,18 @@ from ._config import RankBufferConfig
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run does, made once and before anything is paid for.
-
-    Args:
-        args (`RankBufferConfig`):
-            The settings.
-        method ([`RewardMethod`]):
-            The reward method with its arguments.
-        functions (`Sequence[Callable]`):
-            The reward functions that `reward_functions` names.
-        weights (`Sequence[float]`):
-            Their weights.
-        queries (`QueryTable`):
-            The queries to train on.
-        eval_queries (`QueryTable`, *optional*):
-            The queries to evaluate on, if the run evaluates.
-        batches (`Batches`):
-            The batches and steps.
-        checkpoints ([`Checkpoints`]):
-            What is known of checkpoints, so that no file is read twice.
-        checkpoint (`str`, *optional*):
-            The checkpoint to resume from.
-        done (`int`, *optional*, defaults to `0`):
-            The step of this checkpoint.
-    """
+    """What a run does, made once and before anything is paid for."""
 
     args: RankBufferConfig
     method: RewardMethod
-    functions: Sequence[Callable]
+    functions: Sequence[Callable]  # those that `reward_functions` names
     weights: Sequence[float]
     queries: QueryTable
-    eval_queries: QueryTable | None
+    eval_queries: QueryTable | None  # `None` if the run does not evaluate
     batches: Batches
-    checkpoints: Checkpoints
-    checkpoint: str | None = None
-    done: int = 0
+    checkpoints: Checkpoints  # what is known of them, so that no file is read twice
+    checkpoint: str | None = None  # the one to resume from
+    done: int = 0  # the step of this checkpoint
 
     @classmethod
     def of(
@@ -73,6 +50,7 @@ class RunPlan:
         check_function_arguments(functions, queries.prompts.column_names)
         eval_queries = None if eval_dataset is None else table(eval_dataset)
         if eval_queries is not None:
+            # It may lack a column that the other data set has.
             check_function_arguments(functions, eval_queries.prompts.column_names, "the data set to evaluate on")
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
         checkpoints = Checkpoints(args.output_dir, SAVED)

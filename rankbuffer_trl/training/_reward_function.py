@@ -56,13 +56,9 @@ class GroupSettings(NamedTuple):
 class GroupReward:
     """The rank reward on every process of a run. It gathers the rollouts, and the main process scores them.
 
-    [`RankBufferTrainer`] passes answers, split and epoch as columns of the rows.
-
     Args:
-        queries (`QueryTable`):
-            The queries to train on.
         scorer (`GroupScorer`, *optional*):
-            The scorer. `None` on other processes than the main one.
+            `None` on other processes than the main one.
         args ([`RankBufferConfig`] or `GroupSettings`):
             The settings. `num_generations` is `G`, and `format_check` stands in messages alone.
         eval_queries (`QueryTable`, *optional*):
@@ -163,8 +159,6 @@ class GroupReward:
         Args:
             query_id (`Sequence[str]`):
                 The query of each rollout of this process.
-            training (`bool`):
-                Whether the rollouts are for training, not for evaluation.
             step (`int`):
                 The trainer's global step.
             epoch (`int`, *optional*):
@@ -187,17 +181,17 @@ class GroupReward:
                 self.scorer.arrived(row, text)
 
     def leave_step(self) -> None:
-        """Let the training step end as soon as it waits, see [`GroupScorer.leave_step`]. Does nothing elsewhere."""
+        """Let the training step end as soon as it waits, see [`GroupScorer.leave_step`]."""
         if self._scorer is not None:
             self._scorer.leave_step()
 
     def discard(self) -> None:
-        """Give up the rollouts that were announced and not rewarded. Requests to the judge are cancelled."""
+        """Give up the rollouts that were announced and not rewarded."""
         if self._scorer is not None:
             self._scorer.discard()
 
     def _start(self, training: bool, step: int) -> None:
-        """Take the store back to the step where a training begins, before any buffer is loaded."""
+        # Before any buffer is loaded, the store is taken back to the step where the training begins.
         if training and not self._started:  # after a resume, or by a stock trainer
             self.scorer.store.rewind(step)
             self._started = True
@@ -211,7 +205,6 @@ class GroupReward:
     def _groups(
         self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
     ) -> list[RolloutGroup]:
-        """Cut the rows of all processes into groups. TRL's sampler yields each query `G` times in a row."""
         queries, G = self.queries, self.args.num_generations
         if not training:
             queries, G = self.eval_queries, self.args.num_generations_eval or G
@@ -221,7 +214,7 @@ class GroupReward:
         # If processes are more than queries to evaluate, accelerate begins with the first query again.
         order = list(counts)
         again = not training and all(id == order[i // G % len(order)] for i, (id, _) in enumerate(rows))
-        for start in range(0, len(rows), G):
+        for start in range(0, len(rows), G):  # TRL's sampler yields each query `G` times in a row
             ids, texts = zip(*rows[start : start + G], strict=True)
             rollouts_of = {id: counts[id] for id in set(ids)}
             if rollouts_of != {ids[0]: G} and not again:  # also halves of a larger group, each of which looks whole
@@ -236,7 +229,7 @@ class GroupReward:
     def _no_answers(
         self, step: int, count: int, training: bool, completions: Sequence, completion_ids: Sequence[list[int]] | None
     ) -> None:
-        """Warn that a generation has no answer. Stop the run if none of its first generations has one."""
+        """Warn that a generation has no answer."""
         if training and self._unanswered is not None:
             self._unanswered += 1
         text = completion_text(completions[0])
@@ -248,6 +241,7 @@ class GroupReward:
             + " If completions are cut off, raise max_completion_length. Else the policy does not write this format:"
             " change format_check, or ask for the format in the prompt."
         )
+        # Of the first generations alone: an answer ends the count.
         if self._unanswered is not None and self._unanswered >= PATIENCE:
             raise SettingsError(f"nothing to rank in the first {PATIENCE} generations, so the run stops: {what}")
         logger.warning(f"step {step}: {what}")
@@ -260,7 +254,6 @@ class GroupReward:
         self.scorer.leave_step(False)
 
     def close(self) -> None:
-        """Close the store and the judge's connections."""
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
@@ -275,8 +268,7 @@ def first_words(prompt: str | Messages) -> str:
 class RankBufferReward:
     """A reward function for a stock `GRPOTrainer`. Its rewards are ranks in [-1, 1], and `None` for unscored rollouts.
 
-    TRL counts the `None` of one reward function as 0 if another one has a value; [`RankBufferTrainer`] does not. So
-    pass further reward functions through [`RankBufferReward.beside`]. A stock trainer does not say whether it
+    Pass further reward functions through [`RankBufferReward.beside`]. A stock trainer does not say whether it
     evaluates: the prompts of `eval_dataset` are evaluation, whose rollouts update no buffer.
 
     Args:
@@ -284,11 +276,11 @@ class RankBufferReward:
             The queries, with the columns of `docs/data.md`; methods without references need `prompt` alone. The rows
             that the trainer gets need `prompt` and, if the queries have ids, `query_id` only.
         judge (`Judge`):
-            The judge. Used on the main process alone.
+            Used on the main process alone.
         store (`str` or `Path`):
             The SQLite file for buffers, history and ledger.
-        num_generations (`int`, *optional*):
-            `G`, the `num_generations` of the trainer. Needed without `args`.
+        num_generations, num_generations_eval (`int`, *optional*):
+            Those of the trainer. The first is needed without `args`.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
             The reward method with its arguments.
         answers (`AnswerExtractor`, *optional*):
@@ -297,8 +289,6 @@ class RankBufferReward:
             Share of failed judgments in a step, in 0..1, above which the run stops.
         step_timeout (`float`, *optional*):
             Seconds for judging one step, above which the run stops. Default: no limit.
-        num_generations_eval (`int`, *optional*):
-            The `num_generations_eval` of the trainer. Default: `num_generations`.
         eval_dataset (`Dataset`, *optional*):
             The queries that the trainer evaluates on, with other prompts than `dataset`.
         args (`GRPOConfig`, *optional*):
@@ -306,8 +296,8 @@ class RankBufferReward:
 
     Raises:
         [`DataError`]: if a data set cannot be used, or if both hold the same prompt.
-        [`SettingsError`]: if there is no number of generations, or not that of `args`, or if rounding would choose
-            the trainer's best checkpoint.
+        [`SettingsError`]: if there is no number of generations, or not that of `args`, or if rounding would choose the
+        trainer's best checkpoint.
         [`StoreError`]: if the store cannot be written.
 
     Example:

@@ -49,14 +49,7 @@ NO_ROLLOUT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 class RolloutError(RankBufferError, RuntimeError):
-    """The rollout server does not generate.
-
-    Args:
-        message (`str`):
-            The cause, and what to do.
-        passing (`bool`, *optional*, defaults to `True`):
-            Whether the same request may be answered later.
-    """
+    """The rollout server does not generate. `passing`: the same request may be answered later."""
 
     leaves_step = True
 
@@ -82,11 +75,9 @@ class NoRollouts:
 class SeparateRollouts:
     """TRL's client of a vLLM server, except that `generate` sends one request per rollout.
 
-    Everything else goes to the client. So does `generate` for prompts with images.
-
     Args:
         client (`VLLMClient`):
-            TRL's client.
+            TRL's client, to which everything else goes.
         run (`Callable[[Coroutine], Any]`):
             Runs a coroutine on an event loop of another thread, and cancels it if it is interrupted, as
             [`GroupScorer.run_in_step`] does.
@@ -152,8 +143,7 @@ class SeparateRollouts:
 
         Raises:
             [`RolloutError`]: if a request fails after all retries, if its answer is no rollout, or if all of them take
-            longer than `timeout`. The other requests are cancelled then. With several processes, the lists of the
-            result raise it when they are read, see [`NoRollouts`].
+            longer than `timeout`.
         """
         sampling: dict[str, Any] = {
             "repetition_penalty": repetition_penalty,
@@ -186,6 +176,7 @@ class SeparateRollouts:
         }
         seed = payload.get("seed")
         payloads = [
+            # The seeds that vLLM gives to `n` samples of a request.
             payload | {"prompt": [prompt]} | ({} if seed is None else {"seed": seed + i})
             for prompt in prompts
             for i in range(n)
@@ -195,6 +186,7 @@ class SeparateRollouts:
         except Exception as error:
             if PartialState().num_processes == 1:
                 raise
+            # TRL sends these to all processes, so that none waits for rollouts.
             return dict.fromkeys(("prompt_ids", "completion_ids", "logprobs"), NoRollouts(error))
         with_logprobs = all(rollout["logprobs"] is not None for rollout in rollouts)
         return {
@@ -217,9 +209,9 @@ class SeparateRollouts:
         return [task.result() for task in sent]
 
     async def _rollout(self, row: int, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return one rollout. It is parsed here, while others are still generated."""
         try:
             answer: Any = await self._openai.post("/completions", body=payload, cast_to=object)
+            # Here, while others are still generated.
             rollout = read_rollout(answer, payload["max_tokens"], self._vocabulary)
         except (OpenAIError, *NO_ROLLOUT) as error:
             final = isinstance(error, APIStatusError) and fault_of(error.status_code) == "refused"
@@ -269,8 +261,6 @@ def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.i
     """Read the answer of a server to a request for one rollout.
 
     Args:
-        answer (`Any`):
-            The parsed JSON.
         max_tokens (`int`, *optional*):
             The number of tokens that a rollout may have. `None` is no limit.
         vocabulary (`int`, *optional*):
@@ -318,7 +308,7 @@ def cause_of(error: Exception) -> str:
 
 
 def limit_requests(client: VLLMClient, seconds: float) -> None:
-    """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more."""
+    """Let a request of TRL's client end after so many seconds without an answer."""
     # TRL sets no limit to them. They send weights, and ask for the rollouts that `SeparateRollouts` does not ask for.
     client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
 
@@ -342,11 +332,7 @@ def check_context(
     length: int,
     **template: Any,
 ) -> None:
-    """Refuse a rollout server whose context is too short for the longest prompt and `length` tokens after it.
-
-    Raises:
-        [`RolloutError`]: naming the numbers.
-    """
+    """Refuse a rollout server whose context is too short for the longest prompt and `length` tokens after it."""
     served = client._get(f"{client.base_url}/v1/models")["data"][0]
     if not (context := context_of(SimpleNamespace(**served))):
         logger.warning(

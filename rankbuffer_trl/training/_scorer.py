@@ -22,23 +22,12 @@ from ._config import RankBufferConfig
 
 
 class StepScore(NamedTuple):
-    """The outcome of one generation step.
+    """The outcome of one generation step."""
 
-    Args:
-        scores (`Sequence[GroupScore]`):
-            One per group, in the order given.
-        calls (`list[Call]`):
-            Every judgment that was asked for.
-        seconds (`float`):
-            Wall time that the trainer waited, for the buffers, the judge and the commit.
-        hidden (`float`, *optional*, defaults to `0.0`):
-            Share of `calls`, in 0..1, that had ended before the trainer asked for the scores.
-    """
-
-    scores: Sequence[GroupScore]
+    scores: Sequence[GroupScore]  # one per group, in the order given
     calls: list[Call]
-    seconds: float
-    hidden: float = 0.0
+    seconds: float  # that the trainer waited, for the buffers, the judge and the commit
+    hidden: float = 0.0  # share of `calls`, in 0..1, that had ended before the trainer asked for the scores
 
 
 @dataclass(eq=False, repr=False)
@@ -47,8 +36,8 @@ class GroupScorer(Scoring):
 
     Args:
         may_leave (`Callable[[int], bool]`, *optional*):
-            Tells whether a training step with this number may be left before its end, after `leave_step`. Default: no
-            step. The other arguments are those of [`Scoring`].
+            Tells whether a training step with this number may be left before its end, after `leave_step`. The other
+            arguments are those of [`Scoring`].
     """
 
     may_leave: Callable[[int], bool] = lambda step: False
@@ -65,15 +54,12 @@ class GroupScorer(Scoring):
     def begin(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> None:
         """Announce the rollouts of a generation step, before they are generated.
 
-        Their texts come one by one through `arrived`. The judge is asked at once what no longer depends on the
-        other rollouts, and about a group when it is whole. `score` then waits for what is left. What it returns and
-        records is the same with and without `begin`.
+        Their texts come one by one through `arrived`. What `score` returns and records is the same with and without
+        `begin`.
 
         Args:
             groups (`Sequence[RolloutGroup]`):
                 The groups, whose rollouts have any text that is not empty ([`PENDING`]) until they arrive.
-            step (`int`):
-                The trainer's global step.
             update (`bool`, *optional*, defaults to `True`):
                 Whether `score` will record the step, as in training.
 
@@ -105,9 +91,8 @@ class GroupScorer(Scoring):
 
         Raises:
             [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
-            the step takes longer than `step_timeout`. Requests in flight are cancelled. The calls of the step are
-            recorded then, but none of its groups.
-            [`StepLeft`]: if `leave_step` was called, and the step may be left. What holds for an error holds here.
+            the step takes longer than `step_timeout`.
+            [`StepLeft`]: if `leave_step` was called, and the step may be left.
         """
         if self._begun is None or not self._begun.fits(groups, step, update):
             self.begin(groups, step, update)
@@ -116,7 +101,7 @@ class GroupScorer(Scoring):
         try:
             scores = self.run_in_step(begun.finish(groups))
         except BaseException:
-            self.discard()
+            self.discard()  # its calls are recorded, but none of its groups
             raise
         self._begun = None
         corrected, calls = begun.commit(scores)
@@ -143,11 +128,7 @@ class GroupScorer(Scoring):
             self._told.clear()
 
     def run_in_step(self, coroutine: Coroutine) -> Any:
-        """Run a coroutine of the step that was begun, as `run` does. `leave_step` cancels it if the step may be left.
-
-        Raises:
-            [`StepLeft`]: if it was cancelled.
-        """
+        """Run a coroutine of the step that was begun. `leave_step` cancels it if the step may be left."""
         begun = self._begun
         leavable = begun is not None and begun.update and self.may_leave(begun.number)
         return self.run(self._unless_told(coroutine) if leavable else coroutine)
@@ -166,16 +147,15 @@ class GroupScorer(Scoring):
 
     @property
     def judges(self) -> list[Judge]:
-        """The judge, and the reference judge if there is one."""
         return [self.judge, *([self.debiasing.reference_judge] if self.debiasing else [])]
 
     def run(self, coroutine: Coroutine) -> Any:
-        """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""
+        """Run a coroutine on the judge's event loop and wait for it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            future.cancel()  # also at Ctrl-C, so that no request goes on
             raise
 
     def close(self) -> None:

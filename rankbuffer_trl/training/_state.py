@@ -54,14 +54,8 @@ class StoreState:
     """The state of a RankBuffer run, as [`RunState`] asks for it.
 
     Args:
-        plan ([`RunPlan`]):
-            The plan of the run.
         judge, reference_judge ([`Judge`], *optional*):
             As those of [`RankBufferTrainer`].
-
-    Attributes:
-        reward ([`GroupReward`]):
-            The rank reward.
     """
 
     file = SAVED
@@ -91,32 +85,21 @@ class StoreState:
         return {**names, "totals": totals, **identity(self.plan, type(scorer.judge.client).__name__, reference_judge)}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return one line for everything that a checkpoint and this run do not have in common."""
         return differences(saved, self.facts())
 
     def check_start(self, saved: Path | None, step: int) -> None:
-        """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
-
-        Raises:
-            [`SettingsError`]: naming the budget.
-        """
-        if not saved or step < self.plan.batches.steps:
+        """Refuse to start when a budget of the judge is used up."""
+        if not saved or step < self.plan.batches.steps:  # a run without steps left may still save its policy
             check_budget(self.plan.args, self.plan.args.output_dir, saved)
 
     def start(self, saved: Path | None) -> None:
-        """Take up the store of a checkpoint, or begin with an empty one. The judge first answers one real question.
-
-        It is not asked if the plan says that the checkpoint is the end of the run.
-
-        Raises:
-            [`JudgeError`]: if the judge does not answer.
-        """
+        """Take up the store of a checkpoint, or begin with an empty one. The judge first answers one real question."""
         queries, scorer = self.plan.queries, self.reward.scorer
         if saved:
             self.store.restore(saved)
             if scorer.debiasing:
                 scorer.debiasing.warn_if_late(self.store)
-        if not saved or self.plan.done < self.plan.batches.steps:
+        if not saved or self.plan.done < self.plan.batches.steps:  # at the end of a run nothing is asked
             first_question(scorer, queries[queries.ids[0]])
         if not saved:
             # At once, so that an evaluation before the first step does not see the buffers of another run.
@@ -124,33 +107,26 @@ class StoreState:
         self.reward.restart(rewound=not saved)
 
     def save(self, folder: Path) -> None:
-        """Write the store into a folder."""
         self.store.save(folder)
 
     def rewind(self, step: int) -> None:
-        """Take back the groups and calls after this step."""
         self.store.rewind(step)
 
     def over_budget(self) -> str | None:
-        """Say which budget of the judge is used up, `None` if none is."""
         return self.plan.args.over_budget(self.store.spent)
 
 
 def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reference_judge: str | None = None) -> dict[str, Any]:
     """Return what buffers depend on.
 
-    `judge` and `reference_judge` are the classes of the clients that a program passed. The settings name all others
-    but the embedded rubric judge.
+    `judge` and `reference_judge` are the classes of the clients that a program passed.
     """
     found = {key: value(plan, judge, reference_judge) for key, (_, value) in RESUME_KEYS.items()}
-    return json.loads(json.dumps(found, default=str))
+    return json.loads(json.dumps(found, default=str))  # as a manifest holds it, so that the two compare
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return one line for everything that a checkpoint and a run do not have in common.
-
-    An argument that one of them does not name had its default.
-    """
+    """Return one line for everything that a checkpoint and a run do not have in common."""
     config, classes = saved.get("config", {}), {"method_args": find_method(current["method"])}
     # An older manifest has no `judge_args`: its `judge` names the arguments too.
     if saved.get("judge_args") is None and (client := config.get("judge_client")):
@@ -158,7 +134,7 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     if current.get("judge_args") is not None:
         classes["judge_args"] = load_path(current["judge"])
 
-    def compared(run: Mapping[str, Any], key: str) -> Any:
+    def compared(run: Mapping[str, Any], key: str) -> Any:  # an argument that one does not name had its default
         value = publishable(run.get(key)) if key == "judge_args" else run.get(key)
         return changed_arguments(classes[key], value) if key in classes and isinstance(value, dict) else value
 
@@ -183,8 +159,8 @@ def reference_identity(args: RankBufferConfig, reference_judge: str | None) -> l
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
-    """Return the arguments of the client that a recipe names, as published; `None` if it names none."""
-    return publishable(args.judge_client_args or {}) if args.judge_client else None
+    """Return the arguments of the client that a recipe names; `None` if it names none."""
+    return publishable(args.judge_client_args or {}) if args.judge_client else None  # the manifest goes to the Hub
 
 
 def view(args: RankBufferConfig) -> list | None:

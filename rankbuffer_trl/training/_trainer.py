@@ -193,7 +193,7 @@ class RankBufferTrainer(ResumableTrainer):
         try:
             made = super()._generate_and_score_completions(inputs)
         except BaseException:
-            self.rank_reward.discard()
+            self.rank_reward.discard()  # else the judge would go on with a step that nobody scores
             raise
         if training:
             self._look_at(made)
@@ -201,10 +201,10 @@ class RankBufferTrainer(ResumableTrainer):
 
     @non_fatal("whether rollouts have a gradient")  # a fault here is one of all processes, so none waits for another
     def _look_at(self, made: dict[str, Any]) -> None:
-        """Warn of generations without a gradient. A collective: every process must call it."""
         mask = made["completion_mask"] * made.get("tool_mask", 1)
         counted = [row[here].tolist() for row, here in zip(made["completion_ids"], mask.bool(), strict=True)]
         tokens = [hash(tuple(row)) if row else None for row in counted]
+        # A collective: every process must call it.
         pulls = gather_object(list(map(Pull, made["advantages"].tolist(), tokens)))
         unscored, empty = (self._metrics["train"][f"rank/{share}"][-1] for share in ("unscored", "empty"))
         warning = self._gradient_monitor.check(pulls, unscored > 0 and unscored + empty > 1 - 1e-4)
@@ -212,10 +212,7 @@ class RankBufferTrainer(ResumableTrainer):
             logger.warning(warning)
 
     def _generate(self, prompts: list) -> tuple:
-        """Generate as TRL does. The judge is asked here about all rollouts that did not come one by one.
-
-        TRL computes the log-probabilities of the old policy and of the reference model next, before the rewards.
-        """
+        """Generate as TRL does. The judge is asked here about all rollouts that did not come one by one."""
         started = time.perf_counter()
         generated = super()._generate(prompts)
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
@@ -224,17 +221,14 @@ class RankBufferTrainer(ResumableTrainer):
         self._read = self._answers.read(prompts, completions, completion_ids, masks if self.tools else None)
         self._answers.forget()
         if self.args.judge_during_generation:
+            # Before TRL computes the log-probabilities of the old policy and of the reference model.
             self.rank_reward.all_arrived([answer.text for answer in self._read])
         return generated
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
-        """Compute TRL's rewards, of shape (rollouts of all processes, reward functions).
-
-        A rollout that no judge could place has NaN in its whole row. TRL then leaves it out of the baseline and gives
-        it no advantage. With a NaN in the rank column alone, TRL would take the rank reward for 0.
-        """
+        """Compute TRL's rewards, of shape (rollouts of all processes, reward functions)."""
         training = self.model.training
         # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
@@ -248,16 +242,15 @@ class RankBufferTrainer(ResumableTrainer):
                 raise NotFiniteError(said)
             once.warning_once(said)
             rewards[odd] = torch.nan
+        # The whole row: TRL leaves it out of the baseline and gives it no advantage. With a NaN in the rank column
+        # alone, TRL would take the rank reward for 0.
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         if self.args.scale_by_signal and training:
             rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
         return rewards
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, and first the buffers, history and ledger; all go to the Hub together.
-
-        Outside a checkpoint, at the end of a run, the buffers are also written as a table, `buffers.parquet`.
-        """
+        """Save the policy, and first the buffers, history and ledger; all go to the Hub together."""
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
             folder = Path(output_dir or self.args.output_dir)
@@ -272,8 +265,8 @@ class RankBufferTrainer(ResumableTrainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
     ) -> None:
-        """Write the model card into `output_dir`, as [`write_model_card`] does. Training has `_prepare_push`."""
-        if self.is_world_process_zero() and not self.is_in_train:
+        """Write the model card into `output_dir`."""
+        if self.is_world_process_zero() and not self.is_in_train:  # training has `_prepare_push`
             self._write_card(dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags or [])
 
     @non_fatal("the model card")
