@@ -27,7 +27,7 @@ from rankbuffer_tools.batch.engines import TransformersEngine
 from rankbuffer_tools.batch.sampling import Prompt, SamplingConfig
 from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare import duel
-from rankbuffer_tools.compare.command import main
+from rankbuffer_tools.compare.command import lines_of, main
 from rankbuffer_tools.compare.config import CompareConfig, CompareParser
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
@@ -148,6 +148,21 @@ def test_score_counts_pairs_and_queries():
     assert by_words["won"] == words and by_words["mean_log_odds"] is None
 
 
+def test_lines_of_name_an_answer_that_a_judge_may_not_mind():
+    before = {"ended": 1.0, "repeated_4_grams": 0.0, "answered": 1.0}
+    found = {"wins": {}, "mean_log_odds": None, "first_shown_wins": 0.5}
+    for change, said in (
+        ({"ended": 0.2}, "100% of a's and 20% of b's answers end"),
+        ({"answered": 0.75}, "75% of b's answers pass"),
+        ({"repeated_4_grams": 0.73}, "73% of b's 4-grams"),
+        ({"ended": 0.81, "repeated_4_grams": 0.1}, None),
+    ):
+        lines = [
+            line for line in lines_of(found | {"measures": {"a": before, "b": before | change}}) if "look" in line
+        ]
+        assert [said in line for line in lines] == [True] * bool(said), change
+
+
 def test_measures_of_counts_words_repeats_and_answers():
     pairs = {"x 0": ("x", "a b c d a b c d", "a"), "x 1": ("x", "", "b c")}
     before, after = duel.measures_of(duel.Duels(("b", "a"), pairs, ({"tokens": 3.0}, {}))).values()
@@ -226,7 +241,10 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     assert again["won"].probability == found["won"]["probability"], "the file has what the share is counted from"
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
-        assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
+        assert (
+            label == f"of 10 duels on training prompts won by epoch 2 against epoch 0; judge: {NUMBERS[1]}"
+            and value.startswith(share)
+        )
         (run / REPORT / DUEL_FILE).write_text(json.dumps(found | {"run": "another"}))
         assert duel_of(run, opened.store) is None
         refused = set()
@@ -338,6 +356,11 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
         found = found_in(run, REPORT, "compare.json")
         assert found["duels"] == 6 and found["measures"]["before"] == found["measures"]["after"]
         assert found["measures"]["after"]["tokens"] <= 6 and found["mean_log_odds"] is None
+        assert (found["dataset"], found["run"]) == (str(data_file), "")
+        others = "--models", f"before={tiny_policy}", f"other={tiny_policy}"
+        assert "holds the comparison of before=" in command(*words, *others)
+        (run / REPORT / "compare.json").write_text(json.dumps(found | {"dataset": "b.jsonl"}))
+        assert "on b.jsonl: name another file with --output" in command(*words, "--dry_run", "true")
         command(*words, "--no_rubrics", "true")
         prompts = [body["messages"][0]["content"] for body in judge.bodies]
     assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:13])

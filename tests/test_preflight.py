@@ -538,12 +538,16 @@ def test_preflight_stops_a_run_whose_sample_fails_or_never_ends(tmp_path, querie
 # One mechanism
 
 
-def test_preflight_only_shows_a_prompt_and_its_answer(tmp_path, queries):
+def test_preflight_only_shows_a_prompt_and_its_answer(tmp_path, rows, queries):
     request = json.dumps({"chat_template_kwargs": {"enable_thinking": False}, "seed": None})
     with vllm_like(4096, lambda: saying(f"Let\x1b[2J me see:\n{PLACED}")) as (url, asked):
         args = {"judge_concurrency": 1, "judge_request": request}
         shown = check(settings(tmp_path, url, preflight_only=True, **args), queries)
         plain = check(settings(tmp_path, url, **args), queries)
+        bare = QueryTable(rows.remove_columns("responses"))
+        made_up = check(settings(tmp_path, preflight_only=True, max_steps=40, method="pointwise"), bare)
+    assert "so its rubrics and made-up sentences stand for rollouts):" in made_up
+    assert "steps are few: our runs that learned took" in plain and "are few" not in made_up
     prompt = asked[0]["messages"][0]["content"]
     lines = ["the first prompt:", *(f"  | {line}" for line in prompt.splitlines())]
     lines += ["its answer:", r"  | Let\x1b[2J me see:", f"  | {PLACED}"]

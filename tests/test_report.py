@@ -36,7 +36,7 @@ from rankbuffer_trl.rewards._method import GroupScore
 from rankbuffer_trl.rewards._pointwise import Pointwise
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
-from rankbuffer_trl.store._places import DUEL_FILE, LIVE_STORE, REPORT
+from rankbuffer_trl.store._places import COMPARE_FILE, DUEL_FILE, LIVE_STORE, REPORT
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,18 @@ def test_write_report_refuses_a_data_set_of_other_queries(run, tmp_path):
     queries = QueryTable(load_queries(str(QUICKSTART / "howto.jsonl")))
     with pytest.raises(DataError, match="no query 'q0'"):
         write_report([run.path], tmp_path, queries)
+
+
+def test_the_proof_is_the_first_number_of_its_run(run, store, tmp_path):
+    shutil.copytree(run.path.parent.parent, tmp_path / "run")
+    found = {"judge": "j", "models": {"before": "a", "after": "b"}, "duels": 9, "dataset": "d/apart.jsonl"}
+    found |= {"won": {"queries": 9, "probability": 0.79, "low": 0.74, "high": 0.84}}
+    (tmp_path / "run" / REPORT).mkdir(exist_ok=True)
+    for id, first in ((history.run_id(store), True), ("another", False)):
+        (tmp_path / "run" / REPORT / COMPARE_FILE).write_text(json.dumps(found | {"run": id}))
+        page = write_report([tmp_path / "run"], tmp_path / "page", None).read_text()
+        label = "<dt>of 9 duels on apart.jsonl won by after against before; judge: j</dt><dd>79 % (74 % to 84 %)</dd>"
+        assert (label in page) is first, page[page.find("<dt>") : page.find("</dl>")]
 
 
 def test_write_card_needs_no_trainer(run, store, tmp_path):

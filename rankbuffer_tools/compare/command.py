@@ -12,6 +12,7 @@ import asyncio
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -21,7 +22,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, Reading, Totals, explain
-from rankbuffer_trl.store import history
+from rankbuffer_trl.store import StoreError, history, read_store
 
 from ..batch import script
 from ..batch.ask import ask_many
@@ -31,6 +32,12 @@ from .config import CompareConfig, CompareParser
 from .duel import Duels, draw, duel_score, measures_of, questions_of
 
 WIDTH = 56
+MUCH = 0.2  # a change of a share that a reader should look at
+MEASURES = {  # of answers, each with the sign of a change for the worse
+    "ended": (-1, "answers end before the limit"),
+    "answered": (-1, "answers pass the format check"),
+    "repeated_4_grams": (1, "4-grams are repeats"),
+}
 FIRST = ("I do not know.", "Let me explain step by step.")  # answers to ask about before there are any
 
 
@@ -45,8 +52,11 @@ def compare(config: CompareConfig) -> int:
     if config.models:
         from . import policies  # here, since stored answers need no engine
 
+        found |= {"models": config.labelled_models(), "dataset": config.dataset_name}
+        check_not_lost(config, found)
         asked = policies.prompts_of(config, queries)
-        found["models"], duels = config.labelled_models(), policies.longest(config, asked)
+        duels = policies.longest(config, asked)
+        found["run"] = seen_in_training(config, queries)
     else:
         with open_runs([str(config.run_dir)]) as (run,):
             check_rubrics(run)
@@ -80,6 +90,34 @@ def compare(config: CompareConfig) -> int:
         draft.write_text(text + "\n", encoding="utf-8")
     print(f"Numbers: {config.result}. Judgments: {config.log}.")
     return 0
+
+
+def check_not_lost(config: CompareConfig, asked: Mapping[str, Any]) -> None:
+    """Refuse to write over the result of other policies or prompts, which may be the only proof of a training."""
+    old: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # there is none, or it cannot be read
+        old = json.loads(config.result.read_text(encoding="utf-8"))
+    if any(old.get(name, asked[name]) != asked[name] for name in ("models", "dataset")):
+        models = " ".join(f"{label}={model}" for label, model in old["models"].items())
+        raise SettingsError(
+            f"{config.result} holds the comparison of {models} on {old.get('dataset', 'other prompts')}: name another"
+            " file with --output, or delete that one"
+        )
+
+
+def seen_in_training(config: CompareConfig, queries: QueryTable) -> str:
+    """Return the id of the run whose answers are compared, and say if it was trained on these prompts."""
+    try:
+        with closing(read_store(config.run_dir)) if config.run_dir else nullcontext() as store:
+            seen = {*queries.ids} & {*history.query_ids(store)} if store else ()
+            if seen:
+                print(
+                    f"{len(seen):,} of {len(queries.ids):,} prompts are among those that the run was trained on, so"
+                    " they do not show what it does with others: compare on prompts that were kept apart"
+                )
+            return history.run_id(store) if store else ""
+    except StoreError:  # a folder without a store, such as a policy's
+        return ""
 
 
 def check_rubrics(run: Run) -> None:
@@ -128,7 +166,19 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     ]
     if found["mean_log_odds"] is not None:
         lines.append(f"mean log odds of {second}: {found['mean_log_odds']:+.3f}")
+    lines += degenerate(found["measures"])
     return [*lines, f"the answer that is shown first wins {found['first_shown_wins']:.0%} of all duels"]
+
+
+def degenerate(measures: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line for what has become much worse about the second policy's answers, which a judge may not mind."""
+    (first, before), (second, after) = measures.items()
+    return [
+        f"look at the answers of {second} before you believe that: {before[name]:.0%} of {first}'s and"
+        f" {after[name]:.0%} of {second}'s {what}"
+        for name, (sign, what) in MEASURES.items()
+        if sign * (after.get(name, 0) - before.get(name, 0)) >= MUCH
+    ]
 
 
 def main() -> None:

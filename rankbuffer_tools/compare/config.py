@@ -11,7 +11,7 @@ from trl import TrlParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
-from rankbuffer_trl.store import DUEL_FILE, report_folder
+from rankbuffer_trl.store import COMPARE_FILE, DUEL_FILE, report_folder
 
 from ..batch.output import beside, same_file
 from ..batch.sampling import SamplingConfig
@@ -100,7 +100,7 @@ class CompareConfig(SamplingConfig, JudgeConfig):
         if self.output:
             return Path(self.output)
         folder = report_folder(Path(self.run_dir)) if self.run_dir else Path("runs", "compared")
-        path = folder / ("compare.json" if self.models else DUEL_FILE)
+        path = folder / (COMPARE_FILE if self.models else DUEL_FILE)
         return path.with_stem(f"{path.stem}_without_rubrics") if self.no_rubrics else path
 
     @property

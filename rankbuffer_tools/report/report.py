@@ -243,12 +243,17 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     totals, rewards = history.totals(run.store), run.tables.rewards
     rollouts = sum(row["rollouts"] for row in rewards)
     found = run.visits
-    headlines = risen(run, rewards, quality) if quality else {}
+    headlines = {}
+    if proof := run.comparison:
+        before, after = proof.models
+        label = f"of {proof.duels} duels on {Path(proof.dataset).name} won by {after} against {before}"
+        headlines[f"{label}; judge: {proof.judge}"] = str(proof.won)
+    headlines |= risen(run, rewards, quality) if quality else {}
     since_first = progress.compare_visits((each[0], each[-1]) for each in found.values() if len(each) > 1)
     if run.duel:  # duels were asked; the number below is estimated from anchors
         first, last = run.duel.epochs
-        label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
-        headlines[label] = str(run.duel.won)
+        label = f"of {run.duel.duels} duels on training prompts won by epoch {last} against epoch {first}"
+        headlines[f"{label}; judge: {run.duel.judge}"] = str(run.duel.won)
     elif since_first.probability is not None:
         headlines["the newest responses preferred to those of the first visit"] = str(since_first)
     middle = above_middle(found)

@@ -12,7 +12,7 @@ from typing import Any, Required, TypedDict
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.monitoring import buffer_size_table
-from rankbuffer_trl.monitoring.progress import DuelResult, Visit, duel_of, placements
+from rankbuffer_trl.monitoring.progress import DuelResult, PolicyResult, Visit, comparison_of, duel_of, placements
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import LIVE_STORE, BufferStore, StoreError, copy_live, read_store
 from rankbuffer_trl.store.history import has_calls
@@ -60,7 +60,8 @@ class Run:
     store: BufferStore  # a copy, so that reading it does not hold up the run
     log: list[dict] = field(default_factory=list)  # of the trainer, up to the newest checkpoint
     manifest: RunFacts | dict[str, Any] = field(default_factory=dict)  # of the newest checkpoint; empty without one
-    duel: DuelResult | None = None  # of `rankbuffer-compare`
+    duel: DuelResult | None = None  # of `rankbuffer-compare`, as the next one
+    comparison: PolicyResult | None = None
 
     # What several parts of a page need is read once.
     @cached_property
@@ -101,7 +102,8 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                runs.append(Run(name, path, store, *log_and_manifest(path), duel_of(path, store)))
+                results = duel_of(path, store), comparison_of(path, store)
+                runs.append(Run(name, path, store, *log_and_manifest(path), *results))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs

@@ -45,6 +45,7 @@ from ..batch.server_check import (
 from .price import RunPrice
 
 MIN_PILOT_QUESTIONS = 8  # fewer do not tell the cost of a run
+STAND_INS = " (the data set has no responses, so its rubrics and made-up sentences stand for rollouts)"
 MASKED = 1e-4  # on no valid answer: above it, a server reports probabilities before its grammar
 
 
@@ -83,7 +84,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         lines += found
         if args.preflight_only:
             # Not for a run: no data set gets into a log so.
-            lines += shown_whole(question.chat(judge.guard), firsts[0])
+            lines += shown_whole(question.chat(judge.guard), firsts[0], "" if price.written else STAND_INS)
         asked, verdicts, sample, seconds = await ask_sample(judge, price)
     finally:
         for each in both.values():
@@ -112,7 +113,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}",
             passing=last.passing,
         )
-    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds)]  # so has this
+    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds), *price.few_steps()]  # so has this
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
@@ -134,12 +135,12 @@ def probabilities(client: OpenAIClient, reading: Reading) -> str:
     return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
 
 
-def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
+def shown_whole(messages: Sequence[Mapping[str, str]], first: Call, about: str = "") -> list[str]:
     """Return the lines of a whole prompt and of its answer."""
     prompt = [line for message in messages for line in message["content"].splitlines()]
     answer = first.answer.splitlines() or ["(empty)"]
     quoted = [f"  | {printable(line)}" for line in answer]
-    return ["the first prompt:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
+    return [f"the first prompt{about}:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
 
 
 async def check_context(

@@ -198,15 +198,19 @@ class RunPrice:
             *self.advice(),
         ]
 
+    def few_steps(self) -> list[str]:
+        """Say if this plan has too few steps to show anything."""
+        steps = self.plan.batches.steps
+        epochs = math.ceil(LEARNED / self.plan.batches.steps_per_epoch)
+        said = (
+            f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set num_train_epochs to"
+            f" {epochs}, or bring more prompts"
+        )
+        return [said] if steps < LEARNED else []
+
     def advice(self) -> list[str]:
         """Say what this plan leaves open: too few steps to show anything, no price, no responses."""
-        args, steps, lines = self.plan.args, self.plan.batches.steps, []
-        if steps < LEARNED:
-            epochs = math.ceil(LEARNED / self.plan.batches.steps_per_epoch)
-            lines.append(
-                f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set num_train_epochs to"
-                f" {epochs}, or bring more prompts"
-            )
+        args, lines = self.plan.args, self.few_steps()
         if args.endpoint.urls and args.endpoint.prompt_price is None:
             lines.append("for the money, add judge_prompt_price and judge_completion_price, of a million tokens")
         if not self.written:

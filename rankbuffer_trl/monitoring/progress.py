@@ -27,7 +27,7 @@ from ..decoding import read_json
 from ..store import history
 from ..store._buffer_store import BufferStore
 from ..store._database import StoreError
-from ..store._places import DUEL_FILE, report_folder
+from ..store._places import COMPARE_FILE, DUEL_FILE, report_folder
 from ..store.history import Readable
 
 T = TypeVar("T")
@@ -256,17 +256,42 @@ class DuelResult:
     won: Comparison
 
 
+@dataclass(frozen=True)
+class PolicyResult:
+    """The duels between two policies, by their labels, over prompts of a data set. See `rankbuffer-compare`."""
+
+    judge: str
+    models: dict[str, str]
+    duels: int
+    won: Comparison
+    run: str = ""
+    dataset: str = ""
+
+
+Result = TypeVar("Result", DuelResult, PolicyResult)
+
+
 def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
     """Return the result of the duels of a run, `None` if there is none.
 
     Raises:
         [`StoreError`]: if the file of the result is damaged.
     """
-    file = report_folder(path) / DUEL_FILE
+    return result_of(path, DUEL_FILE, DuelResult, store)
+
+
+def comparison_of(path: Path, store: BufferStore) -> PolicyResult | None:
+    """Return the result of the comparison of two policies that names the run. For errors see [`duel_of`]."""
+    return result_of(path, COMPARE_FILE, PolicyResult, store)
+
+
+def result_of(path: Path, name: str, kind: type[Result], store: BufferStore) -> Result | None:
+    """Return a result in the folder of a run's report."""
+    file = report_folder(path) / name
     if not file.exists():
         return None
     try:
-        found = read_json(file, DuelResult)
+        found = read_json(file, kind)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
     return found if found.run == history.run_id(store) else None  # a new run in the folder has had no duels

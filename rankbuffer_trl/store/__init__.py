@@ -2,4 +2,4 @@
 
 from ._buffer_store import STORE_FILE, BufferStore
 from ._database import StoreError
-from ._places import DUEL_FILE, FOLDER, LIVE_STORE, copy_live, read_store, report_folder
+from ._places import COMPARE_FILE, DUEL_FILE, FOLDER, LIVE_STORE, copy_live, read_store, report_folder

@@ -15,7 +15,8 @@ from ._database import StoreError, open_to_read
 SAVED = f"{FOLDER}/{STORE_FILE}"  # the store of a checkpoint, by its name in the manifest
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 REPORT = "_report"  # the folder of pages and results about a run, which the upload skips too
-DUEL_FILE = "duel.json"
+DUEL_FILE = "duel.json"  # of two epochs of a run
+COMPARE_FILE = "compare.json"  # of two policies
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:
