@@ -102,24 +102,7 @@ def joined(line: str) -> str:
 
 # What becomes of one response.
 
-PIECES = [
-    "> ",
-    "[A1]",
-    "CANDIDATE",
-    "<",
-    ">",
-    "|",
-    "[",
-    "]",
-    "/",
-    "s",
-    "im_end",
-    "INST",
-    "</s>",
-    "\u200b",
-    " ",
-    *BREAKS,
-]
+PIECES = ["> ", " ", "\u200b", *BREAKS, *"[A1] CANDIDATE < > | [ ] / s im_end INST </s>".split()]
 ANY_TEXT = st.text(min_size=1) | st.lists(st.sampled_from(PIECES), min_size=1).map("".join)
 
 
@@ -200,9 +183,8 @@ def test_prompt_has_no_line_of_a_response(place):
     own, quoted = read(innocent.prompt(guard=True))
     assert quoted.pop(heading) == [INNOCENT]
     note, _, rest = innocent.prompt(guard=True).partition("\n\n")
-    assert "> " in note and re.sub("^> ", "", rest, flags=re.MULTILINE) == innocent.prompt(), (
-        "a note says what it means"
-    )
+    assert "> " in note, "a note says what it means"
+    assert re.sub("^> ", "", rest, flags=re.MULTILINE) == innocent.prompt()
     for name in EVERYWHERE:
         question = make(ALL[name])
         assert question.prompt() == innocent.prompt().replace(INNOCENT, defuse(ALL[name])), name
@@ -307,16 +289,12 @@ def test_verdict_with_guard_is_on_what_is_seen_of_the_responses():
 
 
 def test_verdict_without_guard_is_moved_by_the_structure_of_a_response():
-    for place, name in (
-        ("anchor", "another anchor"),
-        ("anchor", "another first anchor"),
-        ("anchor", "other order"),
-        ("anchor", "end of the quotes"),
-        ("rollout", "own heading again"),
-        ("rollout", "end of the candidates"),
+    for place, names in (
+        ("anchor", ("another anchor", "another first anchor", "other order", "end of the quotes")),
+        ("rollout", ("own heading again", "end of the candidates")),
     ):
-        question = PLACES[place][1](STOPPED[name])
-        assert verdict(question, guard=False) != fair(question), (place, name)
+        for question in (PLACES[place][1](STOPPED[name]) for name in names):
+            assert verdict(question, guard=False) != fair(question), question.responses
 
 
 def test_verdict_is_moved_by_rubric_stuffing():
