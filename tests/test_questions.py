@@ -147,19 +147,16 @@ def test_question_about_a_longer_chat_shows_turns_under_their_roles():
     query = Query("chat", [{"role": role, "content": text} for role, text in turns], (Rubric("Is brief.", 1),))
     text = "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nYes?\n\nUser: Tea, how?"
     assert query.text == text
-    assert (
-        f"\n\nQUERY\n{text}\n\nRUBRICS\n1.[weight=1] Is brief.\n\n" in pointwise_question(query, "Boil it.").prompt()
-    )
+    prompt = pointwise_question(query, "Boil it.").prompt()
+    assert f"\n\nQUERY\n{text}\n\nRUBRICS\n1.[weight=1] Is brief.\n\n" in prompt
 
 
 @pytest.mark.parametrize("K", [2, 7, 12])
 def test_question_counts_any_number_of_anchors(K):
     query = Query("tea", [{"role": "user", "content": "?"}], (Rubric("Is brief.", 1),))
     anchors = [f"anchor {i}" for i in range(K)]
-    for question in (
-        insertion_question(query, anchors, "x"),
-        insertion_question(query, anchors, "x", anchor_content=False),
-    ):
+    for content in (True, False):
+        question = insertion_question(query, anchors, "x", anchor_content=content)
         prompt = question.prompt()
         assert f"\nPosition semantics for {K} anchors:\n" in prompt
         assert f"\n- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai\n" in prompt
