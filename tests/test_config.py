@@ -33,6 +33,7 @@ LIMIT = {"save_strategy": "steps", "eval_strategy": "steps", "load_best_model_at
 LIMIT |= {"metric_for_best_model": "own"}
 HALF = {"gradient_accumulation_steps": 2, "save_steps": 3}
 INSIDE = "={} would save inside a generation, and that cannot be resumed exactly: one generation lasts"
+TIMEOUTS = ("judge_step_timeout", "rollout_timeout")
 
 
 BASE = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -53,22 +54,13 @@ def refusal(config, values: dict) -> str:
 
 REFUSED = [  # the words of the message after the key, `{}` being the value; then keys with their values
     (" must be at least 0, got {}", {"judge_free_tokens": -1, "judge_max_retries": -1, "judge_wait": -1.0}),
-    (
-        " must be at least 0, got {}",
-        {"judge_prompt_price": -1.0, "judge_completion_price": -1.0, "format_weight": -0.2},
-    ),
+    (" must be at least 0, got {}", {"judge_prompt_price": -1.0, "judge_completion_price": -1.0}),
     (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0, "reference_groups": 0}),
     (" must be at most 100, got {}", {"judge_samples": 101}),
-    (" must be at least 1, got {}", {"max_prompt_length": 0}),
-    (" must be above 0, got {}", {"judge_token_budget": 0}),
     (" must be at most 200 groups, got {}", {"reference_groups": 201}),
     (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0, "rollout_timeout": 0.0}),
-    (" is a share in 0..1, got {}", {"judge_max_failures": -0.1}),
-    (" is a share in 0..1, got {}", {"judge_max_failures": 1.5}),
-    (
-        " is 1800 s, but the other processes give up after ddp_timeout=1800 s",
-        {"judge_step_timeout": 1800, "rollout_timeout": 1800},
-    ),
+    *((" is a share in 0..1, got {}", {"judge_max_failures": share}) for share in (-0.1, 1.5)),
+    *((" is 1800 s, but the other processes give up after ddp_timeout=1800 s", {key: 1800}) for key in TIMEOUTS),
     (" is '{}' but judge_url is not set", {"judge_model": "judge"}),
     (" is ['{}'] but judge_model is not set", {"judge_url": URL}),
     (" must start with http:// or https://, got '{}'", {"judge_url": "127.0.0.1:8001"}),
@@ -97,13 +89,11 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" must be true or false or null, got {}", {"bf16": 1}),
     (" must be at least 1, got {}", {"per_device_train_batch_size": 0, "num_generations": 0, "num_iterations": 0}),
     (" must be at least 1, got {}", {"gradient_accumulation_steps": 0, "steps_per_generation": 0}),
-    (" must be at least 1, got {}", {"max_completion_length": -5, "dry_run_queries": -1}),
+    (" must be at least 1, got {}", {"max_completion_length": -5, "dry_run_queries": -1, "max_prompt_length": 0}),
     (" must be at least 1, or -1 for num_train_epochs, got {}", {"max_steps": 0}),
-    (" must be at least 0, got {}", {"seed": -1}),
-    (
-        " must be above 0, got {}",
-        {"learning_rate": 0.0, "temperature": 0.0, "num_train_epochs": -1.0, "top_p": 0.0, "save_steps": -3},
-    ),
+    (" must be at least 0, got {}", {"seed": -1, "format_weight": -0.2}),
+    (" must be above 0, got {}", {"temperature": 0.0, "num_train_epochs": -1.0, "top_p": 0.0, "save_steps": -3}),
+    (" must be above 0, got {}", {"judge_token_budget": 0, "learning_rate": 0.0}),
     (" must be at most 1, got {}", {"top_p": 1.5}),
     (" is empty: name a folder", {"output_dir": ""}),
     *((" {} is a file or lies below one: name a folder", {"output_dir": __file__ + end}) for end in ("", "/run")),
@@ -134,8 +124,7 @@ HALVES = {"bf16": True}, {"bf16": None}, {"fp16": True}, {"bf16": True, "dry_run
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
     *((f"{key} with bf16 or fp16 makes TRL cast the", {key: True} | half) for key in CONTINUOUS for half in HALVES),
     ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
-    ("prune_after must be at least 1, got 0", {"method_args": {"prune_after": 0}}),
-    ("refine_at must be at least 1, got 0", {"method_args": {"refine_at": 0}}),
+    *((f"{key} must be at least 1, got 0", {"method_args": {key: 0}}) for key in ("prune_after", "refine_at")),
     ("judge_url must start with http:// or https://, got 'ftp://b'", {**SERVER, "judge_url": [URL, "ftp://b"]}),
     ("judge_url is empty", {**SERVER, "judge_url": ""}),
     ("judge_url names a server twice", {**SERVER, "judge_url": [URL, URL]}),
@@ -285,10 +274,8 @@ def test_judge_is_what_the_fields_say():
     limits = {"judge_timeout": 4.5, "judge_max_retries": 2, "judge_concurrency": 9, "judge_wait": 77.0}
     servers = {"judge_url": [URL, "http://127.0.0.1:8002/v1"], "judge_model": "judge"}
     settings = make(**servers, judge_request='{"top_p": null, "seed": 5}', **limits, **PRICES)
-    for guarded in (
-        settings,
-        make(**SERVER, judge_max_attempts=7, judge_decoding="regex", judge_free_tokens=33, judge_samples=5),
-    ):
+    others = make(**SERVER, judge_max_attempts=7, judge_decoding="regex", judge_free_tokens=33, judge_samples=5)
+    for guarded in (settings, others):
         judge = guarded.judge()
         assert isinstance(judge.client, Servers) and judge.guard and judge.client.wait == guarded.judge_wait
         assert [client.url for client in judge.client.clients] == guarded.judge_url
@@ -393,15 +380,7 @@ def test_documented_takes_the_help_from_the_docstring():
 
 
 def test_documented_defaults_are_those_of_the_fields():
-    known = (
-        RankBufferConfig,
-        EvaluationConfig,
-        AuditConfig,
-        CompareConfig,
-        RubricsConfig,
-        ResponsesConfig,
-    )
-    for config in known:
+    for config in (RankBufferConfig, EvaluationConfig, AuditConfig, CompareConfig, RubricsConfig, ResponsesConfig):
         defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
         own = [cls for cls in config.__mro__ if not cls.__module__.startswith(("trl.", "transformers."))]
         texts = {name: kind for cls in own for name, (kind, _) in described(cls).items()}
