@@ -4,7 +4,7 @@ What a user can mend ends in one line that begins with the name of the command. 
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,138 +24,102 @@ GONE = "http://127.0.0.1:9/v1"
 
 @dataclass
 class Program:
-    """A program, words that start it, the function that a bug is put into, and words that end it with a line.
+    """Words that start a program, the function that a bug is put into, and the name in the line with which it ends.
 
     `kept` says whether an interruption leaves answers that the same command goes on from.
     """
 
     words: str
     part: str
-    faults: dict[str, str] = field(default_factory=dict)
-    kept: bool = False
     name: str = ""
+    kept: bool = True
 
 
+CHECK_OUTPUT = "rankbuffer_tools.batch.output.check_output"
 AUDIT = f"--dataset_name {HOWTO} --samples {HOWTO} --output_dir {{tmp}}/out"
 COMPARE = "--run_dir {run} --dataset_name {numbers}"
+REPORT = "{run} --output {tmp}/out"
 RUBRICS = "--dataset_name {ranked} --output_file {tmp}/out.jsonl"
 QUERIES = "--dataset_name {bare} --output_file {tmp}/out.jsonl"
 RESPONSES = f"{QUERIES} --sampler_url {GONE} --sampler_model m"
 TRAIN = f"--config {QUICKSTART}/quickstart.yaml --dataset_name {HOWTO} --output_dir {{tmp}}/out"
 EVALUATION = "--models mine=nobody/model --output_dir {tmp}/out --assets_dir {assets} --assets_manifest {manifest}"
-TRAINING = Program(
-    TRAIN + " --dry_run",
-    "rankbuffer_tools.train.command.run",
-    {
+TRAINING = Program(TRAIN + " --dry_run", "rankbuffer_tools.train.command.run", "rankbuffer-train")
+PROGRAMS = {
+    **dict.fromkeys(("rankbuffer-train", "recipes/train_rankbuffer.py"), TRAINING),
+    "rankbuffer-audit": Program(AUDIT, "rankbuffer_tools.audit.command.audit"),
+    "rankbuffer-compare": Program(COMPARE, "rankbuffer_tools.compare.command.compare"),
+    "rankbuffer-data": Program(f"check {HOWTO}", "rankbuffer_tools.data.command.run_command", kept=False),
+    "rankbuffer-report": Program(REPORT, "rankbuffer_tools.report.command.write_report", kept=False),
+    "recipes/prepare_nectar.py": Program("--output_file {tmp}/out.jsonl", CHECK_OUTPUT),
+    "recipes/generate_rubrics.py": Program(RUBRICS + AWAY, CHECK_OUTPUT),
+    "recipes/generate_responses.py": Program(RESPONSES, CHECK_OUTPUT),
+    "evaluation.run": Program(EVALUATION + AWAY, "evaluation.config.EvaluationConfig.assets", "evaluation"),
+}
+FAULTS = {  # by program: words, and a part of the line with which it ends
+    "rankbuffer-train": {
         TRAIN + AWAY + " --preflight_only": GONE,
         TRAIN + " --dry_run --dataset_name missing.jsonl": "the data set missing.jsonl does not exist",
         TRAIN + " --dry_run --format_check thnik": "format_check must be 'think', 'none' or a regular expression with",
     },
-    name="rankbuffer-train",
-    kept=True,
-)
-PROGRAMS = {
-    "rankbuffer-train": TRAINING,
-    "recipes/train_rankbuffer.py": TRAINING,
-    "rankbuffer-audit": Program(
-        AUDIT,
-        "rankbuffer_tools.audit.command.audit",
-        {
-            AUDIT + AWAY: f"judge at {GONE}",
-            "": "dataset_name is not set",
-            f"--dataset_name {HOWTO}": "samples is not set: name a file of eight responses of your policy per query",
-            f"--dataset_name nowhere.jsonl --samples {HOWTO}": "nowhere.jsonl does not exist",
-            AUDIT + " --queries 0": "queries must be at least 1",
-            AUDIT + " --judge_model judge": "judge_url is not set",
-        },
-        kept=True,
-    ),
-    "rankbuffer-compare": Program(
-        COMPARE,
-        "rankbuffer_tools.compare.command.compare",
-        {
-            COMPARE + AWAY: GONE,
-            "": "run_dir is not set",
-            "--run_dir nowhere": "dataset_name is not set",
-            "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
-            f"--run_dir {{run}} --dataset_name {HOWTO}": "no query 'q",
-            COMPARE + " --duels 0": "duels must be at least 1, got 0",
-        },
-        kept=True,
-    ),
-    "rankbuffer-data": Program(
-        f"check {HOWTO}",
-        "rankbuffer_tools.data.command.run_command",
-        {
-            "check nowhere.jsonl": "nowhere.jsonl does not exist",
-            "check {empty}": "cannot be read: it has no rows",
-            "check table.csv": "table.csv is not supported, because rows need lists: write table.jsonl",
-            f"check {HOWTO} --k0 1": "k0 must be at least 2, got 1",
-            f"check {HOWTO} --sample 0": "sample must be at least 1, got 0",
-            f"check {HOWTO} --num_generations 1": "num_generations must be at least 2, got 1",
-            f"check {HOWTO} --tokenizer no/where": "the tokenizer no/where cannot be loaded",
-            f"check {HOWTO} --method best": "there is no reward method 'best'",
-        },
-    ),
-    "rankbuffer-report": Program(
-        "{run} --output {tmp}/out",
-        "rankbuffer_tools.report.command.write_report",
-        {
-            "nowhere": "does not exist",
-            "{run} --step 99": "step 99 is not in every run",
-            "{run} --text_limit -1": "text_limit must be at least 0, got -1",
-            "{run} --browser_mb nan": "browser_mb must be at least 0, got nan",
-            "{run} --evaluation {list}": "Name the output_dir of an evaluation",
-            "{run} --evaluation {other}": "other.json is not the results.json of an evaluation: it has no 'judge'",
-            "{run} --dataset_name none.jsonl": "does not exist",
-            "{run} --judge_prompt_price -1": "judge_prompt_price",
-            "{run} --judge_cached_price -1": "judge_cached_price",
-        },
-    ),
-    "recipes/prepare_nectar.py": Program(
-        "--output_file {tmp}/out.jsonl",
-        "rankbuffer_tools.batch.output.check_output",
-        {
-            "--output_file {tmp}/out.jsonl": "berkeley-nest/Nectar cannot be read: Couldn't reach",
-            "": "output_file must end in .jsonl or .parquet, got None",
-            "--output_file x.csv": "output_file must end in .jsonl or .parquet, got 'x.csv'",
-            "--output_file {empty}/x.jsonl": "x.jsonl cannot be made: ",
-            "--queries -1": "queries must be at least 0, got -1",
-            "--max_prompt_length 0": "max_prompt_length must be at least 1, got 0",
-        },
-        kept=True,
-    ),
-    "recipes/generate_rubrics.py": Program(
-        RUBRICS + AWAY,
-        "rankbuffer_tools.batch.output.check_output",
-        {
-            RUBRICS + AWAY: GONE,
-            RUBRICS: "judge_url is not set: name the server of the model that writes rubrics, or",
-            "--generic true": "dataset_name is not set",
-            RUBRICS + AWAY + " --dataset_name nowhere.jsonl": "nowhere.jsonl does not exist",
-        },
-        kept=True,
-    ),
-    "recipes/generate_responses.py": Program(
-        RESPONSES,
-        "rankbuffer_tools.batch.output.check_output",
-        {
-            RESPONSES + AWAY: f"the judge server {GONE} cannot be reached",
-            RESPONSES + " --judge_max_retries 0": f"the sampler server {GONE} cannot be reached",
-        },
-        kept=True,
-    ),
-    "evaluation.run": Program(
-        EVALUATION + AWAY,
-        "evaluation.config.EvaluationConfig.assets",
-        {
-            EVALUATION + AWAY: GONE,
-            EVALUATION: "judge_url is not set",
-        },
-        kept=True,
-        name="evaluation",
-    ),
+    "rankbuffer-audit": {
+        AUDIT + AWAY: f"judge at {GONE}",
+        "": "dataset_name is not set",
+        f"--dataset_name {HOWTO}": "samples is not set: name a file of eight responses of your policy per query",
+        f"--dataset_name nowhere.jsonl --samples {HOWTO}": "nowhere.jsonl does not exist",
+        AUDIT + " --queries 0": "queries must be at least 1",
+        AUDIT + " --judge_model judge": "judge_url is not set",
+    },
+    "rankbuffer-compare": {
+        COMPARE + AWAY: GONE,
+        "": "run_dir is not set",
+        "--run_dir nowhere": "dataset_name is not set",
+        "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
+        f"--run_dir {{run}} --dataset_name {HOWTO}": "no query 'q",
+        COMPARE + " --duels 0": "duels must be at least 1, got 0",
+    },
+    "rankbuffer-data": {
+        "check nowhere.jsonl": "nowhere.jsonl does not exist",
+        "check {empty}": "cannot be read: it has no rows",
+        "check table.csv": "table.csv is not supported, because rows need lists: write table.jsonl",
+        f"check {HOWTO} --k0 1": "k0 must be at least 2, got 1",
+        f"check {HOWTO} --sample 0": "sample must be at least 1, got 0",
+        f"check {HOWTO} --num_generations 1": "num_generations must be at least 2, got 1",
+        f"check {HOWTO} --tokenizer no/where": "the tokenizer no/where cannot be loaded",
+        f"check {HOWTO} --method best": "there is no reward method 'best'",
+    },
+    "rankbuffer-report": {
+        "nowhere": "does not exist",
+        "{run} --step 99": "step 99 is not in every run",
+        "{run} --text_limit -1": "text_limit must be at least 0, got -1",
+        "{run} --browser_mb nan": "browser_mb must be at least 0, got nan",
+        "{run} --evaluation {list}": "Name the output_dir of an evaluation",
+        "{run} --evaluation {other}": "other.json is not the results.json of an evaluation: it has no 'judge'",
+        "{run} --dataset_name none.jsonl": "does not exist",
+        "{run} --judge_prompt_price -1": "judge_prompt_price",
+        "{run} --judge_cached_price -1": "judge_cached_price",
+    },
+    "recipes/prepare_nectar.py": {
+        "--output_file {tmp}/out.jsonl": "berkeley-nest/Nectar cannot be read: Couldn't reach",
+        "": "output_file must end in .jsonl or .parquet, got None",
+        "--output_file x.csv": "output_file must end in .jsonl or .parquet, got 'x.csv'",
+        "--output_file {empty}/x.jsonl": "x.jsonl cannot be made: ",
+        "--queries -1": "queries must be at least 0, got -1",
+        "--max_prompt_length 0": "max_prompt_length must be at least 1, got 0",
+    },
+    "recipes/generate_rubrics.py": {
+        RUBRICS + AWAY: GONE,
+        RUBRICS: "judge_url is not set: name the server of the model that writes rubrics, or",
+        "--generic true": "dataset_name is not set",
+        RUBRICS + AWAY + " --dataset_name nowhere.jsonl": "nowhere.jsonl does not exist",
+    },
+    "recipes/generate_responses.py": {
+        RESPONSES + AWAY: f"the judge server {GONE} cannot be reached",
+        RESPONSES + " --judge_max_retries 0": f"the sampler server {GONE} cannot be reached",
+    },
+    "evaluation.run": {EVALUATION + AWAY: GONE, EVALUATION: "judge_url is not set"},
 }
+FAULTS["recipes/train_rankbuffer.py"] = FAULTS["rankbuffer-train"]
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +156,7 @@ def test_every_console_script_is_in_the_table():
 
 def test_a_command_ends_in_one_line_that_says_what_is_wrong(program, tmp_path, capfd):
     name, known, end = program
-    for words, part in known.faults.items():
+    for words, part in FAULTS[name].items():
         line = end(words)
         if line == SERVER_FAILED:  # with a code of its own, which is not the line
             line = capfd.readouterr().err.splitlines()[-1]
