@@ -60,7 +60,7 @@ def read_completion(body: Any, limit: Any = None) -> Reply:
 
 def read_choice(choice: Any, tokens: int, allowed: float) -> Reply:
     """Read one choice, without its usage. Of all choices together, `tokens` came, and `allowed` were allowed."""
-    reason, message = reason_of(choice), choice.get("message") or choice.get("delta")  # of one that streams anyway
+    reason, message = reason_of(choice), choice.get("message") or choice.get("delta")  # some name it as in a stream
     if message is None and not reason:
         raise LookupError("a choice without a message")
     message = message or {}

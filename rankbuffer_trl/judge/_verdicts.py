@@ -79,7 +79,7 @@ def position_verdict(K: int) -> Verdict:
     """Expect `{"position": p}` with an integer insertion position `p` in 0..K."""
 
     def check(position: Any) -> int:
-        if type(position) is not int or not 0 <= position <= K:  # the same check as for scores: `True` is no position
+        if type(position) is not int or not 0 <= position <= K:  # `True` is no position
             raise VerdictError(f"`position` must be an integer from 0 through {K}, not {shorten_json(position)}")
         return position
 

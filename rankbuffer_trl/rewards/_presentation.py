@@ -18,5 +18,4 @@ def shuffle(ids: Iterable[object], seed: int, group: RolloutGroup, purpose: obje
             A name for the shuffle. Two shuffles of the same candidates with different purposes differ.
     """
     common = f"{seed}/{group.query.id}/{group.step}/{purpose}"
-    # No generator of random numbers: its state would be one more to save.
     return sorted(ids, key=lambda i: hashlib.sha256(f"{common}/{i}".encode()).digest())

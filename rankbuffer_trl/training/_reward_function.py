@@ -386,7 +386,7 @@ class RankBufferReward:
         return rewards
 
     def beside(self, *others: Callable) -> list[Callable]:
-        """Return `reward_funcs` of a stock trainer: this object, then `others`, which are functions.
+        """Return `reward_funcs` of a stock trainer: this object, then `others`.
 
         Raises:
             [`SettingsError`]: if one of `others` is not a function, or is asynchronous.
