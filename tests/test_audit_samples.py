@@ -9,6 +9,7 @@ import math
 import re
 import runpy
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.card import CARD_RESULTS, card_of, check_card
-from rankbuffer_tools.audit.command import AuditConfig, audit, main
+from rankbuffer_tools.audit.command import AuditConfig, audit, check_not_lost, main
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
@@ -274,7 +275,8 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
 def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys):
     out = tmp_path / "deep" / "audit"
     found, printed = run_main("--output_dir", out, *REFERENCE, "--queries", 6, "--seed", 3), capsys.readouterr()
-    assert printed.err == "" and printed.out.startswith("[price] 6 queries: 180 questions, about ")
+    assert printed.err == "" and printed.out.startswith("no judge is named, so this audits the embedded rubric judge")
+    assert "\n[price] 6 queries: 180 questions, about " in printed.out
     assert found["verdict"] in " ".join(printed.out.split()) and "references" in found["verdict"]
     assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
     assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -289,6 +291,15 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys)
     assert calls == {kind: form["questions"] for kind, form in forms.items()}
     assert calls == {kind: form["first_answers"] for kind, form in forms.items()}
     assert [len(look["lists"]) for look in found["rankings"]] == [4] * 6
+    for text, lost in (
+        ('{"judge": "j at b"}', False),
+        ("no JSON", False),
+        ("[]", False),
+        ('{"judge": "k at a"}', True),
+    ):
+        (out / "audit.json").write_text(text)
+        with pytest.raises(SettingsError, match="holds the audit of k at a: ") if lost else nullcontext():
+            check_not_lost(out / "audit.json", "j at a")
 
 
 def test_main_announces_the_tokens_that_the_judge_then_counts(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Call, Totals
+from rankbuffer_trl.judge import Call, RubricJudge, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
@@ -36,6 +37,8 @@ from .samples import (
     read_rollouts,
 )
 from .terminal import print_audit
+
+RESULT = "audit.json"
 
 
 @documented
@@ -141,18 +144,22 @@ def audit(config: AuditConfig) -> Audit:
         [`DataError`]: if the data set or the samples cannot be used.
         [`JudgeError`]: if the judge cannot be asked.
     """
+    judge = config.judge().client.name
+    check_not_lost(Path(config.output_dir) / RESULT, judge)
     groups, references = config.load()
     asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
     for group in groups[:FURTHER]:
         asked += length_questions(group, config.probabilities).values()
         asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
     tokens = estimate_tokens(asked, config.judge_guard, config.judge_samples)  # before anything is asked and paid
+    if judge == RubricJudge.name:
+        print(f"no judge is named, so this audits the {RubricJudge.name}: name yours with --judge_url or --recipe")
     announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
     print(f"[price] asked in all: {cost_line(config.endpoint, Totals.of(calls))}")
     return Audit(
-        judge=config.judge().client.name,
+        judge=judge,
         dataset=config.dataset_name,
         samples=config.samples,
         references=references,
@@ -163,6 +170,15 @@ def audit(config: AuditConfig) -> Audit:
         max_failures=config.judge_max_failures,
         soft_noise=rating_noise(verdicts),
     )
+
+
+def check_not_lost(result: Path, judge: str) -> None:
+    """Refuse to write over the audit of another judge. The same judge may have another address."""
+    old = judge
+    with suppress(OSError, ValueError, LookupError, TypeError):  # there is none, or it cannot be read
+        old = str(json.loads(result.read_text(encoding="utf-8"))["judge"])
+    if old.partition(" at ")[0] != judge.partition(" at ")[0]:
+        raise SettingsError(f"{result} holds the audit of {old}: name another folder with --output_dir")
 
 
 def as_python(number: np.generic) -> object:
@@ -180,7 +196,7 @@ def main() -> None:
         audit_figure(out / "audit.png", found)
         # NaN is no JSON.
         text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=as_python)
-        with replacing(out / "audit.json") as draft:
+        with replacing(out / RESULT) as draft:
             draft.write_text(text + "\n")
         if config.card:
             card = write_judge_card(out, card_of(found, config.card, config.judge_decoding, config.judge_guard))
@@ -189,7 +205,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
     print_audit(found)
-    print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))
+    print(f"Numbers: {out / RESULT}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def verdict(audit: Audit) -> str:
     elif unclear:
         said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
-        said = f"{said} This judge is reliable: it tells the responses apart."
+        said = f"{said} This judge is reliable: it tells the responses apart. An audit does not show that it is right."
     if soft:
         said = f"{said} {note_on_probabilities(audit.measured, blind)}"
     if audit.references:
