@@ -116,23 +116,15 @@ def ranks(new):
     return lambda row: [answer.update(rank=new(answer["rank"])) for answer in row["answers"]]
 
 
-RANKS = "the ranks are not 1 to 7, each once"
+RANKS, UNCLEAN = "the ranks are not 1 to 7, each once", "is empty or is not clean text"
 DROPS = {
     "ties": (ranks(lambda rank: min(rank, 6)), RANKS),
     "gaps": (ranks(lambda rank: rank + (rank > 3)), RANKS),
     "from 0": (ranks(lambda rank: rank - 1), RANKS),
-    "half a rank": (change(2, rank=2.5), RANKS),
-    "no rank": (change(2, rank=None), RANKS),
-    "not a number": (change(2, rank=float("nan")), RANKS),
+    **{f"rank {rank}": (change(2, rank=rank), RANKS) for rank in (2.5, None, float("nan"))},
     "six responses": (lambda row: row["answers"].pop(), "not 7 responses"),
-    "empty response": (change(4, answer=" \n"), "a response is empty or is not clean text"),
-    "null response": (change(4, answer=None), "a response is empty or is not clean text"),
-    "NUL in a response": (change(4, answer="a\0b"), "a response is empty or is not clean text"),
-    "surrogate in a response": (change(4, answer="a\ud800b"), "a response is empty or is not clean text"),
-    "surrogate in the prompt": (
-        lambda row: row.update(prompt="\n\nHuman: \udc00\n\nAssistant: "),
-        "the prompt is empty or is not clean text",
-    ),
+    **{f"{text!a}": (change(4, answer=text), f"a response {UNCLEAN}") for text in (" \n", None, "a\0b", "a\ud800b")},
+    "a surrogate": (lambda row: row.update(prompt="\n\nHuman: \udc00\n\nAssistant: "), f"the prompt {UNCLEAN}"),
     "the same response": (
         lambda row: row["answers"][0].update(answer=" " + row["answers"][1]["answer"] + "\r\n"),
         "two responses are the same",

@@ -20,14 +20,8 @@ def raw_row(number: int, howto: list[dict]) -> dict:
         for i, text in enumerate(row["responses"])
     ]
     random.Random(number).shuffle(answers)
-    return {
-        "prompt": prompt,
-        "answers": answers,
-        "turns": 1,
-        "num_responses": 7,
-        "source": ["made up"],
-        "good_natured": True,
-    }
+    further = {"turns": 1, "num_responses": 7, "source": ["made up"], "good_natured": True}
+    return {"prompt": prompt, "answers": answers} | further
 
 
 RUBRICS = [
