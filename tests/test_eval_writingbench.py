@@ -30,18 +30,10 @@ def test_read_verdict_takes_an_answer_with_or_without_a_fence():
 
 def test_read_verdict_refuses_any_other_answer():
     for answer, fault in (
-        ("", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"score": 7, "reason": "\\ud83d"}', "not valid JSON"),
-        ('{"score": 7, "reason": "an "unescaped" quote"}', "not valid JSON"),
-        ("__import__('os').getcwd()", "not valid JSON"),
-        ("[7]", "with `score` and `reason`"),
-        ('{"score": 7}', "with `score` and `reason`"),
-        ('{"score": "7", "reason": ""}', 'integer from 1 to 10, not "7"'),
-        ('{"score": true, "reason": ""}', "integer from 1 to 10, not true"),
-        ('{"score": 0, "reason": ""}', "integer from 1 to 10, not 0"),
-        ('{"score": 7.5, "reason": ""}', "integer from 1 to 10, not 7.5"),
-        ('{"score": NaN, "reason": ""}', "integer from 1 to 10, not NaN"),
+        *((answer, "not valid JSON") for answer in ("", "[" * 100_000, "__import__('os').getcwd()")),
+        *((f'{{"score": 7, "reason": "{text}"}}', "not valid JSON") for text in ("\\ud83d", 'an "unescaped" quote')),
+        *((answer, "with `score` and `reason`") for answer in ("[7]", '{"score": 7}')),
+        *((f'{{"score": {n}, "reason": ""}}', f"from 1 to 10, not {n}") for n in '"7" true 0 7.5 NaN'.split()),
         ('{"score": 7, "reason": null}', "`reason` must be a text, not null"),
     ):
         with pytest.raises(VerdictError, match=fault):
