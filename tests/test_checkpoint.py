@@ -124,21 +124,17 @@ EDITS = {
     "deep": (lambda path: (path / FOLDER / RUN).write_text("[" * 100_000), r"run\.json is .*not JSON"),
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
     "an older version's": (telling(format=None), r"was written by another version of this program \('0\.1\.0'\)"),
-    "no step": (telling(step=None), "it has no 'step'"),
-    "a step below 0": (telling(step=-4), OUT_OF_RANGE),
-    "a step above all": (telling(step=10**18), OUT_OF_RANGE),
-    "no processes": (telling(processes=None), "it has no 'processes'"),
+    **{f"no {key}": (telling(**{key: None}), f"it has no '{key}'") for key in ("step", "processes", "config")},
+    **{f"step {step}": (telling(step=step), OUT_OF_RANGE) for step in (-4, 10**18)},
     "processes in words": (telling(processes="1"), "processes must be an integer, got '1'"),
     "truth for a number": (telling(step=True), "step must be an integer, got True"),
-    "no settings": (telling(config=None), "it has no 'config'"),
     "a list of files": (listing(list), "files must be an object, got a list"),
     "odd marks": (listing(dict.fromkeys), r"files\[.*\] must be a list"),
     "a file elsewhere": (listing(lambda files: files | {"../whole": [0, ""]}), r"\.\./whole is missing"),
     "no files": (telling(files={}), r"run\.json is not the manifest of a checkpoint"),
     "a store that is not listed": (NOT_LISTED, f"does not list {FOLDER}/{STORE_FILE}"),
-    "a FIFO for the store": (fifo(f"{FOLDER}/{STORE_FILE}"), f"{FOLDER}/{STORE_FILE} is missing"),
+    **{f"a FIFO for {file}": (fifo(file), f"{file} is missing") for file in (f"{FOLDER}/{STORE_FILE}", STATE)},
     "a FIFO for the manifest": (fifo(f"{FOLDER}/{RUN}"), f"{RUN} is missing"),
-    "a FIFO for the state": (fifo(STATE), f"{STATE} is missing"),
     "policy alone": (telling(config={"save_only_model": True}), "it has no optimizer"),
     "a state that is a list": (lambda path: (path / STATE).write_text("[1]"), r"trainer_state\.json is damaged"),
     "a state without a step": (lambda path: (path / STATE).write_text("{}"), r"trainer_state\.json says None"),
@@ -365,11 +361,8 @@ def test_samples_that_stand_for_probabilities_bind_a_checkpoint_of_another_numbe
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
     servers = {"judge_url": "http://10.1.2.3:9/v1", "vllm_server_base_url": "http://10.1.2.3:8"}
     args = config(tmp_path, **servers, vllm_server_host="10.1.2.3", judge_model="m", hub_token="hf_a_token")
-    args.reference_judge = {
-        "judge_url": ["http://10.1.2.3:7/v1"],
-        "judge_headers": {"X-Run": "hf_a_token"},
-        "judge_model": "n",
-    }
+    headers = {"X-Run": "hf_a_token"}
+    args.reference_judge = {"judge_url": ["http://10.1.2.3:7/v1"], "judge_headers": headers, "judge_model": "n"}
     told = describe({}, 0, args)
     assert told["config"]["reference_judge"] == {"judge_model": "n"}, "nor inside a setting"
     assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
@@ -380,10 +373,8 @@ def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
 def test_write_manifest_tells_what_a_checkpoint_is(whole):
     told = json.loads((whole[0] / "checkpoint-6" / FOLDER / RUN).read_text())
     expected = dict(step=6, method="rankbuffer", judge="RubricJudge", queries=12, seed=3)
-    assert expected.items() <= told.items() and (told["method_args"]["k0"], told["config"]["learning_rate"]) == (
-        4,
-        1e-3,
-    )
+    assert expected.items() <= told.items()
+    assert (told["method_args"]["k0"], told["config"]["learning_rate"]) == (4, 1e-3)
     store = read_store(whole[0] / "checkpoint-6")
     assert told["totals"] == {phase: store.totals(phase).as_dict() for phase in ("train", "eval")}
     calls = store.rows("SELECT sum(outcome = 'parsed'), sum(prompt_tokens) FROM calls WHERE phase = 'train'")
