@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from rankbuffer_trl.store import BufferStore
@@ -32,3 +33,6 @@ def contents(
         kept = ",".join(column for column in columns if column not in without)
         found[table] = sorted(store.rows(f"SELECT {kept} FROM {table}"))
     return found
+
+
+everything = partial(contents, without=())
