@@ -12,6 +12,7 @@ import pytest
 from conftest import numbers as numbers_query
 from datasets import load_dataset
 from helpers.damage import damaged
+from helpers.runs import store_of_run as store_of_run
 from helpers.visits import visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,14 +25,6 @@ from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.monitoring._buffer_table import export_buffers
 from rankbuffer_trl.rewards._method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, history
-
-
-@pytest.fixture(scope="module")
-def store(run):
-    store = BufferStore(run.path)
-    yield store
-    store.close()
-
 
 CALLS = st.lists(
     st.builds(
@@ -94,16 +87,8 @@ def test_initial_anchors_are_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_readers_of_numbers_leave_no_lock_behind(run):
-    for read in (
-        history.query_ids,
-        history.epochs,
-        history.groups,
-        history.buffers,
-        history.answers_by_step,
-        history.totals,
-        lambda store: history.responses(store, "q0"),
-        lambda store: history.totals_by(store, "step"),
-    ):
+    plain = history.query_ids, history.epochs, history.groups, history.buffers, history.answers_by_step, history.totals
+    for read in (*plain, lambda store: history.responses(store, "q0"), lambda store: history.totals_by(store, "step")):
         reader = BufferStore(run.path, read_only=True)
         found = read(reader)
         assert next(iter(found)) is not None if isinstance(found, Iterable) else found.calls

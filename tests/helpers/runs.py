@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from conftest import by_number, group, numbers, scripted_judge, unreachable
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
@@ -19,6 +20,14 @@ from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training._scorer import GroupScorer
 
 Visit = tuple[RolloutGroup, GroupScore]
+
+
+@pytest.fixture(name="store", scope="module")
+def store_of_run(run):
+    """The store of `run`. A test file imports it in the place of the empty one of `conftest.py`."""
+    store = BufferStore(run.path)
+    yield store
+    store.close()
 
 
 @dataclass
