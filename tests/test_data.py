@@ -86,6 +86,8 @@ def test_query_table_refuses_what_is_not_one_split():
     ("column", "value", "said"),
     [
         *((name, ["a.png"], "text alone") for name in ("images", "Image", "videos", "audio")),
+        ("tools", [{"name": "f"}], "pass tools to RankBufferTrainer"),
+        ("chat_template_kwargs", {"enable_thinking": False}, "in the recipe"),
         ("screenshot", {"path": "a.png", "bytes": None}, "text alone"),
         ("rubric", [{"title": "Clear"}], "rubrics stand in the column 'rubrics'"),
         ("imagery", "a", None),
@@ -103,6 +105,12 @@ def test_query_table_warns_of_a_column_that_matters_and_is_not_read(column, valu
 
 MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]'
 TEXT = "must be non-empty text"
+DUMPED = "must be the list of messages itself, not a text that spells it: parse it, as json.loads does"
+RENDERED = "must be the user's words without a chat template, which is added later: take it off"
+WRAPPED = (
+    *("<|im_start|>user\nWhy?<|im_end|>\n", "<bos><start_of_turn>user\nWhy?<end_of_turn>\n", "<s>[INST] Why? [/INST]"),
+    *("<|turn>user\nWhy?<turn|>", "<\uff5cbegin\u2581of\uff5c><\uff5cUser\uff5c>Why?<\uff5cAssistant\uff5c>"),
+)
 NUL = "must be text without NUL characters"
 WEIGHT = "must be an integer from 1 to 5, or from -5 to -1"
 MUST = "is no longer a rule of its own: remove it, the weight says how much counts"
@@ -123,6 +131,8 @@ BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, w
     ("prompt", [USER, {"role": "user", "content": " "}], "prompt[1].content", TEXT, " "),
     ("prompt", [{"role": "user", "content": 3}], "prompt[0].content", TEXT, 3),
     ("prompt", [{"role": "user", "content": "\0"}], "prompt[0].content", NUL, "\0"),
+    *(("prompt", text, "prompt", DUMPED, text) for text in (json.dumps([SYSTEM, USER]), str([USER]) + "\n")),
+    *(("prompt", text, "prompt", RENDERED, text) for text in WRAPPED),
     ("rubrics", [], "rubrics", "must be a non-empty list", []),
     ("rubrics", "Is clear.", "rubrics", "must be a non-empty list", "Is clear."),
     ("rubrics", ["Is clear."], "rubrics[0]", PARTS, "Is clear."),
@@ -159,6 +169,13 @@ def test_checked_refuses_a_bad_value_with_its_place():
         with pytest.raises(DataError) as error:
             list(checked_rows(Dataset.from_list(rows), anchors_needed=4))
         assert str(error.value) == f"row 1{name}: {key} {problem}, got {shown}{CHECK_HINT}", (column, value)
+
+
+def test_checked_takes_prompts_that_only_speak_of_messages_and_tokens():
+    texts = ("Is it <|im_start|>user<|im_end|>?", '[{"role": "nurse", "content": "a"}]', "[INST]?", f"Read {[USER]}")
+    quoted = [{"role": "user", "content": json.dumps([USER])}, USER]
+    for prompts in (texts, [quoted]):
+        assert len(QueryTable(Dataset.from_list([{"prompt": prompt} for prompt in prompts]))) == len(prompts)
 
 
 def test_checked_takes_columns_that_are_not_needed_as_they_are_or_missing():

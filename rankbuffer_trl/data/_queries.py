@@ -40,6 +40,14 @@ QUERY_COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
 MEDIA = re.compile("^(image|audio|video)s?:|: .*(Image|Audio|Video)[(]", re.IGNORECASE)  # a name, or a type
+# A whole prompt that a program made of messages: their JSON or Python, or what a chat template writes.
+DUMPED = re.compile(
+    r"""\s*[\[{](?=.*["'](?:role|from)["']\s*:\s*["'](?:system|developer|user|human|assistant|gpt)["'])"""
+    r"""(?=.*["'](?:content|value)["']\s*:).*[\]}]\s*""",
+    re.DOTALL,
+)
+TOKEN = r"(?:<[|\uff5c][^\s<>]+>|<(?:turn\||(?:start|end)_of_turn)>|\[/?(?:INST|SYSTEM_PROMPT)\])"
+RENDERED = re.compile(rf"\s*(?:<(?:s|bos|BOS_TOKEN)>\s*)?{TOKEN}.*{TOKEN}", re.DOTALL)
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
@@ -211,8 +219,14 @@ def warn_of_columns(dataset: Dataset) -> None:
     """Warn once of columns that matter to the user, as their names say, and that nothing here reads."""
     media = [name for name, kind in dataset.features.items() if MEDIA.search(f"{name}: {kind}")]
     alike = [name for name in dataset.column_names if "rubric" in name.lower()]
+    unread = [name for name in ("tools", "chat_template_kwargs") if name in dataset.column_names]
     if media:
         warn(f"the data set's columns {media} are left out: policy and judge read text alone")
+    if unread:
+        warn(
+            f"the data set's columns {unread} are not read by the chat template: pass tools to RankBufferTrainer, and"
+            " set chat_template_kwargs in the recipe"
+        )
     if alike and "rubrics" not in dataset.column_names:
         warn(f"the data set's columns {alike} are not read: rubrics stand in the column 'rubrics' (docs/data.md)")
 
@@ -383,6 +397,15 @@ def prompt_faults(prompt: Any) -> Iterator[Fault]:
             yield f"prompt[{i}]", "must have role and content", message
         yield from text_faults(f"prompt[{i}].role", message["role"])
         yield from text_faults(f"prompt[{i}].content", message["content"])
+    text = prompt[0]["content"] if len(prompt) == 1 else ""
+    if DUMPED.fullmatch(text):
+        yield (
+            "prompt",
+            "must be the list of messages itself, not a text that spells it: parse it, as json.loads does",
+            text,
+        )
+    if RENDERED.match(text):
+        yield "prompt", "must be the user's words without a chat template, which is added later: take it off", text
     if prompt[-1]["role"] != "user":
         yield "prompt", "must end with a user message", prompt[-1]["role"]
 
