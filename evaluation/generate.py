@@ -5,9 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_tools.batch.answers import opens_thinking, read_answers, refuse_tags
 from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_policy_tokenizer, weights_of
-from rankbuffer_trl.judge import THOUGHT_BEGINS, answer_of, tag_fault
-from rankbuffer_trl.rewards import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
@@ -21,7 +20,7 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
     """Generate the outputs that are missing. Check all others, whoever made them.
 
     Raises:
-        [`OutputError`]: if outputs cannot be judged.
+        [`OutputError`], [`AnswerError`]: if outputs cannot be judged.
         [`EngineError`]: if a model cannot be loaded or served, or prompts have no response.
         [`JudgeError`]: if the model's server cannot be reached or its context is too small.
     """
@@ -99,7 +98,7 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | Non
     """Return whether there are outputs, and check them. `check` is the setting `format_check`.
 
     Raises:
-        [`OutputError`]: if they cannot be judged, or were read from their responses in another way.
+        [`OutputError`], [`AnswerError`]: if they cannot be judged, or were read from their responses in another way.
     """
     try:
         outputs = benchmark.read_outputs(folder, label)
@@ -113,49 +112,3 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | Non
             " another output_dir"
         )
     return True
-
-
-def refuse_tags(answers: Mapping[str, str], what: str, check: str | None) -> None:
-    """Refuse answers most of which begin with a tag that closes later, unless a setting says where they stand."""
-    if check is None and (fault := tag_fault(answers.values())):
-        raise OutputError(
-            f"{what}: {fault}. If that is thinking, the judge must not see it: set format_check to a regular"
-            " expression with a group (?P<answer>...), and take outputs from elsewhere without it. Else set"
-            " format_check: none"
-        )
-
-
-def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the chat template ends its prompts inside a thinking block, where responses then start."""
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
-    )
-    rendered = rendered.rstrip()  # a template may end in a newline behind its tag
-    return any(tag.end() == len(rendered) for tag in THOUGHT_BEGINS.finditer(rendered))
-
-
-def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str | None = None) -> dict[str, str]:
-    """Return the answers in responses, without their thinking. `opened`: the prompts end inside a thinking block.
-
-    Raises:
-        [`OutputError`]: if all start inside a thinking block and none closes it, or most begin with an unknown tag.
-    """
-    if check is not None:  # then the setting alone says where the answer stands
-        return {id: read_answer(text, check).text for id, text in texts.items()}
-    closed = [text for text in texts.values() if answer_of(text)[1]]
-    if opened and texts and not closed:
-        raise OutputError(
-            f"{what}: the chat template opens a thinking block, and no response closes it. Does the server run with"
-            " --reasoning-parser? Start it without. Or is max_new_tokens too small for a single thought?"
-        )
-    # A server may have another template than this tokenizer.
-    opened = opened or sum(not THOUGHT_BEGINS.match(text.lstrip()) for text in closed) > len(texts) / 2
-    answers = {id: answer_in(text, opened) for id, text in texts.items()}
-    refuse_tags(answers, what, check)
-    return answers
-
-
-def answer_in(text: str, opened: bool) -> str:
-    """Return what follows the thinking: all of a text without any, nothing if the thinking does not end."""
-    answer, thought = answer_of(text)
-    return "" if opened and not thought else answer  # the thinking did not end, and the judge must not see it

@@ -21,7 +21,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
-from evaluation.generate import answer_in, has_outputs, opens_thinking, read_answers
+from evaluation.generate import has_outputs
+from rankbuffer_tools.batch.answers import AnswerError, answer_in, opens_thinking, read_answers
 from rankbuffer_tools.batch.ask import AnswerLog
 from rankbuffer_tools.batch.engines import EngineError, TransformersEngine, VllmEngine, base_of, engine, vllm_server
 from rankbuffer_trl.judge import JudgeError
@@ -239,7 +240,7 @@ def test_answer_in_is_what_follows_the_thinking():
 
 
 def test_read_answers_notices_a_server_that_keeps_the_thinking_to_itself():
-    with pytest.raises(OutputError, match="--reasoning-parser"):
+    with pytest.raises(AnswerError, match="--reasoning-parser"):
         read_answers({"a": "Tea.", "b": "Milk."}, True, "x")
     assert read_answers({"a": "Tea.", "b": "hm</think>Milk."}, True, "x") == {"a": "", "b": "Milk."}
 
@@ -254,7 +255,7 @@ def test_read_answers_refuses_tags_that_it_does_not_know_unless_a_setting_reads_
         ("Tea.<|im_end|>\n<|im_start|>user\nThanks", r"(?P<answer>.*?)<\|im_end\|>.*"),
     ):
         texts = {"a": tagged, "b": tagged, "c": "Milk.", "d": ""}
-        with pytest.raises(OutputError, match="2 of 3 begin with a tag"):
+        with pytest.raises(AnswerError, match="2 of 3 begin with a tag"):
             read_answers(texts, False, "x")
         assert read_answers(texts, False, "x", "none") == texts
         assert read_answers(texts, False, "x", check) == {"a": "Tea.", "b": "Tea.", "c": "", "d": ""}
@@ -272,7 +273,7 @@ class Kept:
 
 
 def test_has_outputs_refuses_tags_from_elsewhere_and_another_reading(tmp_path):
-    with pytest.raises(OutputError, match="outputs from elsewhere: 1 of 1 begin with a tag"):
+    with pytest.raises(AnswerError, match="outputs from elsewhere: 1 of 1 begin with a tag"):
         has_outputs(Kept(), tmp_path, "mine")
     assert has_outputs(Kept(), tmp_path, "mine", "none")
     (tmp_path / "generation.json").write_text("{}")

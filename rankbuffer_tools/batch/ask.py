@@ -170,6 +170,7 @@ class Answers:
     failures: dict[str, str]  # why there is no answer; the next run asks again
     calls: Sequence[Call]  # all in the log, also of earlier runs, and this run's failures
     asked: dict[str, Call]  # of these questions alone: the log may hold others
+    cut_off: frozenset[str] = frozenset()  # of an engine: the responses of which the server says so
 
     @property
     def totals(self) -> Totals:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,9 +72,9 @@ def seed_of(seed: int, *ids: str) -> int:
     return int.from_bytes(hashlib.sha256(" ".join([str(seed), *ids]).encode()).digest()[:4]) >> 1
 
 
-def whole_text(text: str, cut_off: bool) -> str:
-    """Return a response with its thinking, also one that was cut off."""
-    return text
+def whole_text(text: str, cut_off: bool) -> str | dict[str, Any]:
+    """Return a response with its thinking. One that was cut off says so."""
+    return {"text": text, "cut_off": True} if cut_off else text  # a text alone, as logs of earlier versions have it
 
 
 class VllmEngine:
@@ -100,7 +101,8 @@ class VllmEngine:
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
                 f" {failures_text(answers.failures)}. The others are kept; run the same command again"
             )
-        return answers
+        cut = {name: value["text"] for name, value in answers.values.items() if not isinstance(value, str)}
+        return replace(answers, values=answers.values | cut, cut_off=frozenset(cut))
 
 
 class TransformersEngine:

@@ -17,6 +17,7 @@ from ..batch.output import beside, same_file
 from ..batch.sampling import SamplingConfig
 from ..report.runs import log_and_manifest
 
+THOUGHTS_TOO = ("format_check", "none")  # not taken over: of two policies, one may think and the other one not
 # As a run calls them, too.
 SAMPLING_SETTINGS = ("temperature", "top_p", "top_k", "chat_template_kwargs", "format_check")
 
@@ -40,7 +41,8 @@ class CompareConfig(SamplingConfig, JudgeConfig):
             Split of the data set.
         run_dir (`str`, *optional*):
             Output folder of a run, one of its checkpoints, or a store file. What its `run.json` says is the default of
-            all settings of judge and sampling, but for `judge_url`. A judge of another name takes none of the first.
+            all settings of judge and sampling, but for `judge_url` and a `format_check` of `none`. A judge of another
+            name takes none of the first.
         epochs (`list[int]`, *optional*):
             The two epochs. Default: the first one, and the newest one with at least half as many queries.
         duels (`int`, *optional*, defaults to `200`):
@@ -139,7 +141,7 @@ def inherited(known: Namespace) -> dict[str, Any]:
     _, manifest = log_and_manifest(Path(known.run_dir))
     if not (run := dict[str, Any](manifest.get("config", {}))):
         return {}
-    found = {key: run[key] for key in SAMPLING_SETTINGS if key in run}
+    found = {key: run[key] for key in SAMPLING_SETTINGS if key in run and (key, run[key]) != THOUGHTS_TOO}
     found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
     mine, theirs = known.judge_model or known.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part

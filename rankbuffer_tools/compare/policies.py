@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from rankbuffer_trl.data import QueryTable
-from rankbuffer_trl.rewards import read_answer
 
-from ..batch.engines import base_of, engine
+from ..batch.answers import opens_thinking, read_answers
+from ..batch.engines import base_of, engine, is_address, load_policy_tokenizer
 from ..batch.output import beside
 from ..batch.sampling import Prompt
 from ..batch.server_check import CHARACTERS_PER_TOKEN
@@ -35,12 +35,16 @@ def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[st
     prompts = [Prompt(name, queries[id].prompt) for name, id in asked.items()]
     texts, measures = [], []
     for label, model in models.items():
+        tokenizer = None if is_address(model) else load_policy_tokenizer(model, adapters[model])
+        opened = tokenizer is not None and opens_thinking(tokenizer, config.template_kwargs())
         log = beside(config.result, f"{label}.vllm.log")
         with engine(config, label, model, adapters[model], log) as responder:
             # Answers that were sampled before are kept there.
             found = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
         tokens = [found.asked[name].usage.completion for name in asked]
-        ended = fmean(count < config.max_new_tokens for count in tokens)  # an answer of all tokens was cut off
-        measures.append({"tokens": fmean(tokens), "ended": ended})
-        texts.append({name: read_answer(found.values[name], config.format_check or "none").text for name in asked})
+        # An answer of all tokens was cut off, whatever the server says. A server may count too few.
+        whole = [found.asked[name].usage.completion < config.max_new_tokens for name in {*asked} - found.cut_off]
+        measures.append({"tokens": fmean(tokens), "ended": sum(whole) / len(asked)})
+        said = {name: found.values[name] for name in asked}
+        texts.append(read_answers(said, opened, f"answers of {label}", config.format_check))
     return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in asked.items()}, measures)
