@@ -250,7 +250,7 @@ async def ask_many(
                     async with asyncio.TaskGroup() as group:
                         # The judge's client limits how many are in flight.
                         tasks = [group.create_task(ask(name, todo[name])) for name in names]
-            causes = {name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed}
+            causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in questions if name in failed}
             left = [name for name, key in keys.items() if key not in answers and name not in failed]
             if left:
                 what = f"none of the first {len(failed)}" if pilot == [*failed] else f"{len(failed)} of the others not"

@@ -301,7 +301,7 @@ def warn_of_odd_count(server: str, tokens: float, messages: Sequence[Mapping[str
 
 def explain(call: Call) -> str:
     """Say how a judgment failed, what was answered, and what to do."""
-    cause = f"Outcome: {call.outcome}. Last cause: {call.error}."
+    cause = f"Outcome: {call.fault}. Last cause: {call.error}."
     if call.outcome == "unreachable":
         if not call.server:
             return f"{cause} This judge asks no server: change its code or its arguments, or name one with judge_url."

@@ -89,6 +89,12 @@ class Call:
     passing: bool = field(default=False, repr=False, compare=False)
 
     @property
+    def fault(self) -> str:
+        """The outcome for a reader, to whom a server that refuses a question is not unreachable."""
+        refused = self.outcome == "unreachable" and self.status is not None and not self.passing
+        return "refused" if refused else self.outcome
+
+    @property
     def failed(self) -> bool:
         """Whether the judgment has no verdict, although it was not cancelled."""
         return self.outcome in FAILURES
