@@ -317,6 +317,44 @@ def test_no_label_lies_outside_its_picture_or_over_another(driver, tmp_path):
     ] * 2
 
 
+FAINT = """
+const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const over = (colours) => {  // what the eye sees of colours, the lowest first
+  canvas.fillStyle = '#fff'; canvas.fillRect(0, 0, 1, 1);
+  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part => part / 255);
+};
+const light = colour => colour.map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = new Set();
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement, style = getComputedStyle(element);
+  if (!walker.currentNode.textContent.trim() || !element.checkVisibility({visibilityProperty: true})) continue;
+  if (element.closest('[disabled], script, style, .skip')) continue;
+  const below = [];
+  for (let at = element; at; at = at.parentElement) below.unshift(getComputedStyle(at).backgroundColor);
+  const svg = element.closest('svg');
+  const ink = svg ? style.fill : style.color;
+  const [one, two] = [over(below), over([...below, ink])].map(light).sort((a, b) => b - a);
+  const ratio = (one + 0.05) / (two + 0.05), size = parseFloat(style.fontSize);
+  if (ratio < (size >= 24 || (size >= 18.5 && style.fontWeight >= 700) ? 3 : 4.5))
+    found.add(`${ratio.toFixed(2)} ${element.tagName} ${ink}: ${walker.currentNode.textContent.trim().slice(0, 30)}`);
+}
+return [...found];
+"""  # texts whose contrast with what is below them is less than WCAG's AA
+
+
+def test_all_text_can_be_read_in_both_themes(driver, made):
+    driver.set_window_size(1400, 1000)
+    browser = Browser(driver)
+    browser.open(made[0])
+    for theme in ("light", "dark"):
+        browser("setTheme(arguments[0])", theme)
+        assert browser(FAINT) == [], theme
+    browser("document.documentElement.style.setProperty('--ink', '#555')")
+    assert browser(FAINT), "the test can fail"
+
+
 def test_the_page_asks_the_network_for_nothing(browser):
     events = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
