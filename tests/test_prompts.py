@@ -7,6 +7,7 @@ from rankbuffer_trl.data._prompts import check_prompts
 from rankbuffer_trl.data._queries import DataError
 
 USER = {"role": "user", "content": "Why?"}
+CALL = {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "f", "arguments": {}}]}
 THOUGHTS = "<think>\nHm.\n</think>\n\nSo."
 
 
@@ -29,14 +30,7 @@ def chat(*roles: str) -> list[dict]:
         ("deepseek_r1_distill", chat("system", "system", "user"), "a message of the role 'system'"),
         ("cohere2", chat("user", "assistant", "tool", "user"), "'tool'"),
         ("qwen3", chat("user", "assistant+", "user"), "the thoughts in a message of the role 'assistant'"),
-        (
-            "qwen3",
-            [
-                {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "f", "arguments": {}}]},
-                *chat("user"),
-            ],
-            "leave out tool_calls",
-        ),
+        ("qwen3", [CALL, *chat("user")], "leave out tool_calls"),
         ("gemma", chat("system", "user"), "refuses a prompt of the roles system, user"),
     ],
 )
@@ -56,9 +50,8 @@ def test_check_prompts_renders_each_pattern_once():
     tokenizer, rendered = tokenizer_with(of_trl("qwen3")), []
     plain = tokenizer.apply_chat_template
     tokenizer.apply_chat_template = lambda messages, **kwargs: rendered.append(messages) or plain(messages, **kwargs)
-    rows = [
-        {"prompt": chat("user", "assistant", "user"), "query_id": str(i), "place": f"row {i}"} for i in range(1, 50)
-    ]
+    prompt = chat("user", "assistant", "user")
+    rows = [{"prompt": prompt, "query_id": str(i), "place": f"row {i}"} for i in range(1, 50)]
     check_prompts(rows, tokenizer)
     assert len(rendered) == 2
     with pytest.raises(DataError, match="the thoughts in"):  # another pattern, of the same roles
