@@ -15,16 +15,9 @@ from rankbuffer_trl.data._queries import DataError
 from rankbuffer_trl.monitoring._card_template import Markdown, cell, code, escaped
 
 HOSTILE = (
-    *(
-        "<img src=x onerror=alert(1)>",
-        "x\n\n# H",
-        "[a](http://b)",
-        "![a](http://b)",
-        "`` ` ``",
-        "*a* __b__ _c_",
-        "~~a~~",
-    ),
+    *("<img src=x onerror=alert(1)>", "x\n\n# H", "[a](http://b)", "![a](http://b)", "`` ` ``", "*a* __b__ _c_"),
     *("a|b", "`a|b`", "&lt;", "\\", "`", "x\u2028y\x00", "-->", "<!--", "a\n- b", "{{ 7*7 }}", "a_b_c", " x ", "\\|"),
+    "~~a~~",
 )
 
 
@@ -72,10 +65,8 @@ def test_escaped_leaves_markdown_as_it_is():
 
 def test_make_card_shows_hostile_names_as_text():
     def card(name: str) -> Seen:
-        steps = [
-            {"step": name, "dataset_name": name, "model": name, name: name},
-            {"step": "rubrics", "model": name, "generic": True},
-        ]
+        steps = [{"step": name, "dataset_name": name, "model": name, name: name}]
+        steps += [{"step": "rubrics", "model": name, "generic": True}]
         return Seen(make_card("me/x", "train.jsonl", [{"models": [name]}], steps).partition("\n---\n")[2])
 
     for name in HOSTILE:
