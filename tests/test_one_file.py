@@ -57,23 +57,15 @@ def state(buffer) -> dict | None:
     case=CASES,
     K0=st.sampled_from([2, 3, 4, 7, 9]),
     H=st.sampled_from([1, 2, 3]),
-    flags=st.fixed_dictionaries(
-        {flag: st.booleans() for flag in ("bootstrap", "static", "coarse_only", "order_only")}
-    ),
+    flags=st.fixed_dictionaries(dict.fromkeys(("bootstrap", "static", "coarse_only", "order_only"), st.booleans())),
     prompt=st.sampled_from([QUERY.prompt, TURNS]),
 )
 def test_rank_group_gives_the_rewards_buffers_and_prompts_of_the_package(visits, case, K0, H, flags, prompt):
     """`visits` holds the qualities of a group, and whether the next one is in a new epoch."""
     query = replace(QUERY, prompt=prompt)
     chosen = one.Settings("nowhere", "scripted", K0=K0, H=H, **flags)
-    method = RankBuffer(
-        k0=K0,
-        prune_after=H,
-        bootstrap=chosen.bootstrap,
-        static=chosen.static,
-        fine=not chosen.coarse_only,
-        anchor_content=not chosen.order_only,
-    )
+    flags = {"fine": not flags["coarse_only"], "anchor_content": not flags["order_only"]}
+    method = RankBuffer(k0=K0, prune_after=H, bootstrap=chosen.bootstrap, static=chosen.static, **flags)
     theirs = scripted_judge(unreliable(truth, case))
     JUDGE.answer, JUDGE.seen = unreliable(truth, case), []
     buffer = A = None
