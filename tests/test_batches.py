@@ -22,14 +22,9 @@ def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:
 
 @settings(max_examples=60)
 @given(
-    processes=st.integers(1, 8),
-    per_device=st.integers(1, 6),
-    accumulation=st.integers(1, 6),
-    generation=st.integers(1, 6),
-    iterations=st.integers(1, 2),
+    **{name: st.integers(1, 6) for name in ("per_device", "accumulation", "generation")},
+    **{name: st.integers(1, most) for name, most in dict(processes=8, iterations=2, queries=60, epochs=3).items()},
     G=st.sampled_from([2, 4, 8]),
-    queries=st.integers(1, 60),
-    epochs=st.integers(1, 3),
     stop=st.integers(0, 1000),
 )
 @example(  # 21 steps are 15 generations of 7/5 steps, which no float is
@@ -156,18 +151,11 @@ def test_lines_say_that_the_warmup_is_longer_than_the_run(training, caplog, warm
 
 def test_batches_refuses_what_cannot_work_and_says_what_would():
     evaluating = {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "processes": 4}
+    small = {"processes": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 10}
     for changes, message in [
         ({"processes": 3, "per_device_train_batch_size": 2}, r"must be a multiple of 4, got 1\."),
         ({"queries": 1, "processes": 2}, r"has 1 queries, fewer than the 2 of one generation batch \(16 rollouts"),
-        (
-            {
-                "processes": 1,
-                "per_device_train_batch_size": 2,
-                "gradient_accumulation_steps": 10,
-                "recipe_queries_per_step": 20,
-            },
-            rf"must be a multiple of 4, got 10\.{EIGHT}",
-        ),
+        (small | {"recipe_queries_per_step": 20}, rf"must be a multiple of 4, got 10\.{EIGHT}"),
         (evaluating, r"With 4 processes, per_device_eval_batch_size must be a multiple of 2, got 3\."),
     ]:
         with pytest.raises(ValueError, match=message):
