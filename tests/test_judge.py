@@ -14,17 +14,8 @@ from helpers.servers import GOOD, completion, served
 
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import (
-    Call,
-    Judge,
-    JudgeError,
-    RubricJudge,
-    TransportError,
-    Usage,
-)
-from rankbuffer_trl.judge import (
-    _openai_client as openai_client,
-)
+from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage
+from rankbuffer_trl.judge import _openai_client as openai_client
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge._judge import arguments_of
