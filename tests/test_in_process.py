@@ -130,9 +130,8 @@ def test_a_judge_whose_logits_are_nan_gives_no_verdict(model, monkeypatch):
     """The first possible token would win everywhere, and a reward would follow the number of its rollout."""
     _, network = load(model, None, "auto")
     for broken in (math.nan, -math.inf):
-        monkeypatch.setattr(
-            network.lm_head, "forward", lambda hidden, to=broken: torch.full((1, 1, network.config.vocab_size), to)
-        )
+        size = (1, 1, network.config.vocab_size)
+        monkeypatch.setattr(network.lm_head, "forward", lambda hidden, to=broken, size=size: torch.full(size, to))
         (verdict,), (call,) = ask(model, pointwise_question(QUERY, "x"))
         assert verdict is None and (call.outcome, "float32" in call.error) == ("unreachable", True)
 
@@ -161,10 +160,7 @@ def test_a_fault_is_one_line(tiny_policy, model, tmp_path, monkeypatch):
 
 
 def test_a_training_step_takes_its_rewards_from_it(training, model):
-    judge = {
-        "judge_client": "rankbuffer_tools.in_process.TransformersJudge",
-        "judge_client_args": {"model": model},
-    }
+    judge = {"judge_client": "rankbuffer_tools.in_process.TransformersJudge", "judge_client_args": {"model": model}}
     trainer = training(max_steps=1, method="rankbuffer_soft", **judge)
     trainer.train()
     totals = trainer.store.totals()
