@@ -51,7 +51,7 @@ def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> i
             **{"dataset_name": source, "output_file": str(tmp_path / "out.jsonl")}
             | {"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
             | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0, "order_by": "list"}
-            | kwargs,
+            | kwargs
         )
         return generate_responses.main(config)
 
@@ -78,10 +78,8 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
     assert step["ranking_cost"]["calls"] == 3 and step["queries_failed"] == 0
     printed = capsys.readouterr().out
-    assert (
-        "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses by list: 3 requests" in printed
-    )
-    assert "in the order shown" not in printed
+    assert "21 of 21 responses: 21 requests" in printed and "in the order shown" not in printed
+    assert "order of 3 queries' responses by list: 3 requests" in printed
 
     assert all((tmp_path / f"out.jsonl.{what}.jsonl").is_file() for what in ("samples", "orders"))
     again = Model(numbered)
@@ -249,11 +247,7 @@ def test_generate_responses_finds_what_is_wrong_before_samples_are_paid_for(tmp_
     for changes, error, said in (
         ({"judge_url": ["http://127.0.0.1:9/v1"]}, JudgeError, r"127\.0\.0\.1:9/v1 cannot be reached"),
         ({"sampler_api_key_env": "NO_KEY"}, SettingsError, "^sampler_api_key_env names .*NO_KEY, which is not set"),
-        (
-            {"sampler_url": "http://127.0.0.1:9/v1"},
-            JudgeError,
-            "^the sampler server .*cannot be reached, .* does sampler_url name it",
-        ),
+        ({"sampler_url": "http://127.0.0.1:9/v1"}, JudgeError, "^the sampler server .*d, .* does sampler_url name it"),
         ({"output_file": str(tmp_path / "mine.jsonl")}, DataError, "would be lost"),
         ({"dataset_name": str(tmp_path / "bytes.parquet")}, DataError, "has bytes.*name an output_file of .parquet"),
         ({"output_file": str(tmp_path / "out.parquet")}, DataError, "Parquet cannot .*name an output_file of .jsonl"),
@@ -280,8 +274,7 @@ def test_sample_chats_gives_every_sample_and_every_repeat_a_seed_of_its_own():
 def test_responses_config_refuses_what_cannot_work():
     good = {"dataset_name": "x.jsonl", "sampler_url": "http://127.0.0.1:9/v1", "sampler_model": "m"}
     for changes, said in (
-        ({"sampler_url": None}, "sampler_url and sampler_model must be set"),
-        ({"sampler_model": None}, "sampler_url and sampler_model must be set"),
+        *(({key: None}, "sampler_url and sampler_model must be set") for key in ("sampler_url", "sampler_model")),
         ({"sampler_url": "localhost"}, "^sampler_url must start with http"),
         ({"sampler_url": "http://me:s3cret@host"}, "^sampler_url has .* variable that sampler_api_key_env names"),
         ({"sampler_api_key_env": "s3cret"}, "^sampler_api_key_env must be the name of an environment variable"),
