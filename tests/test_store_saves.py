@@ -5,12 +5,12 @@ import shutil
 import sqlite3
 import struct
 import tempfile
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import contents as stored
+from helpers.contents import TABLES
+from helpers.contents import everything as contents
 from helpers.visits import call, visit_all
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,8 +20,7 @@ from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store._buffer_store import STORE_FILE
 
-EMPTY = {table: [] for table in stored.TABLES}
-contents = partial(stored.contents, without=())
+EMPTY = {table: [] for table in TABLES}
 
 
 class Store(RuleBasedStateMachine):
