@@ -7,11 +7,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import contents as stored
+from helpers.contents import everything as contents
 from helpers.forks import fork, wait
 from helpers.visits import call, killed_in_a_commit, visit, visit_all
 
@@ -20,9 +19,6 @@ from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store._buffer_store import STORE_FILE
 from rankbuffer_trl.store._places import LIVE_STORE, read_store
-
-contents = partial(stored.contents, without=())
-
 
 # Several processes
 
