@@ -235,11 +235,7 @@ def test_generate_rubrics_lists_failed_queries_and_asks_them_alone_the_next_time
     assert [row["query_id"] for row in load_queries(str(tmp_path / "out.jsonl"))] == ids[:2] + ids[3:]
     assert last_step(tmp_path)["queries_failed"] == 1
     shown = capsys.readouterr()
-    assert (
-        "5 queries failed and are NOT in it" in shown.err
-        and "1 queries failed and are NOT in it" in shown.err
-        and ids[2] in shown.err
-    )
+    assert ids[2] in shown.err and all(f"{n} queries failed and are NOT in it" in shown.err for n in (1, 5))
     assert "7 requests" in shown.out  # three of them in vain
 
     model = Model(rubrics_text)
