@@ -74,12 +74,8 @@ ODD = (
     "NOT READY: 1 queries .*generate_rubrics.py", "NOT READY: 2 queries .*fewer than 4 .*generate_responses.py",
 )  # fmt: skip
 FEW, BARE = "NOT READY: 4 queries have fewer than 4 responses", [{"query_id": "a", "prompt": "Why?"}]
-GENERIC = (
-    r"a rubric asks two things at once: 0",
-    r"rubrics per query: 5 \(1\)",
-    "if every response has 4,096 tokens",
-    "NOT READY: 1 queries have fewer",
-)
+GENERIC = (r"a rubric asks two things at once: 0", r"rubrics per query: 5 \(1\)")
+GENERIC += ("if every response has 4,096 tokens", "NOT READY: 1 queries have fewer")
 LONG, AGREE = ("--no_responses", "--max_prompt_length", 8), ("--method", "rrc_agr")
 CHECKS = {  # the rows, words of the command, what is printed, and the number of reasons why a run cannot start
     "the sample that ships": (list, (), COUNTED, 0),
@@ -277,6 +273,7 @@ MADE = (
     'model `"deepseek-v4-flash"`', "temperature `0.2`", "Text by `deepseek-v4-flash` (rubrics)",
     "You are an expert evaluator for assistant responses.", "[Rank 7 | model={MODEL_7}]",
 )  # fmt: skip
+NONE_MADE = [STEPS[1] | {"queries_without": 0}]
 GIVEN = [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}]
 CARDS = {  # the record, what the card says, and what it does not say
     "jsonl": (STEPS, ("path: train.jsonl", *MADE), ()),
@@ -284,11 +281,7 @@ CARDS = {  # the record, what the card says, and what it does not say
     "no record": (None, OWN, ()),
     "own queries": (STEPS[1:], ("Queries come from `a.jsonl`.",), ("Nectar",)),
     "no rubrics": (None, ("252 responses", "no rubrics,", "has no rubrics."), ("weighted", "`rubrics`", "- rubrics")),
-    "a step that made nothing": (
-        [STEPS[1] | {"queries_without": 0}],
-        ("came with their rubrics",),
-        ("Text by", *MADE[-2:]),
-    ),
+    "a step that made nothing": (NONE_MADE, ("came with their rubrics",), ("Text by", *MADE[-2:])),
     "generic rubrics": (GIVEN, ("the same generic ones; no model",), ("Text by", "those of the paper")),
 }
 
