@@ -47,11 +47,7 @@ STEP = dict(per_device_train_batch_size=8, format_check="think")
 
 def train(tmp_path, tiny_policy, training, template, cls=ThinkingTrainer, split=False, **settings):
     """Train for one step. Return what the judge was asked, the groups, and the log."""
-    seen, reasoned = [], []
-
-    def watch(messages):
-        seen.append(messages[0]["content"])
-        return rubric_verdict(messages[0]["content"])
+    reasoned, judge = [], scripted_judge(lambda messages: rubric_verdict(messages[0]["content"]), guard=True)
 
     def spy(completions, **kwargs):
         reasoned.extend(bool(message.get("reasoning_content")) for [message] in completions)
@@ -61,11 +57,12 @@ def train(tmp_path, tiny_policy, training, template, cls=ThinkingTrainer, split=
     tokenizer.chat_template = of_trl(template)
     if split:  # TRL then takes completions apart into reasoning_content and content
         tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
-    given = dict(reward_funcs=[spy], judge=scripted_judge(watch, guard=True), processing_class=tokenizer)
+    given = dict(reward_funcs=[spy], judge=judge, processing_class=tokenizer)
     trainer = training(cls=cls, max_steps=1, **STEP, **given, **settings)
     trainer.opened = template == "deepseek_r1_distill"
     trainer.train()
     assert any(reasoned) == split
+    seen = [messages[0]["content"] for messages in judge.client.seen]
     return seen, contents(tmp_path / LIVE_STORE)["groups"], trainer.state.log_history[0]
 
 
