@@ -229,9 +229,7 @@ def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
         assert lost or found[0] == max(found), "the best wins in all of its lists"
     assert play(method, make([5, None, None, None, None])).rewards == (1, -1, -1, -1, -1), "nothing to ask"
     few = make([5, None, 7, 9])
-    assert play(method, few).rewards == play(Listwise(rerank_disputed=False), few).rewards, (
-        "the group fits into one list"
-    )
+    assert play(method, few).rewards == play(Listwise(rerank_disputed=False), few).rewards, "one list is enough"
     for wrong in (dict(block=4), dict(block=4, passes=1, rerank_disputed=False), dict(block=1, rerank_disputed=False)):
         with pytest.raises(SettingsError, match="block"):
             Listwise(**wrong)
