@@ -136,9 +136,8 @@ def test_prompts_insert_each_text_and_placeholders_in_texts_stay_text(pieces):
 
 def test_pairwise_prompt_is_cut_after_a_thousand_words_and_names_what_is_empty():
     thousand = " ".join(["w"] * 1000)
-    prompt = prompts.pairwise_prompt(
-        PAIR, conversation(thousand + " w"), prompts.display(thousand + " w"), prompts.display(" \n")
-    )
+    long, blank = prompts.display(thousand + " w"), prompts.display(" \n")
+    prompt = prompts.pairwise_prompt(PAIR, conversation(thousand + " w"), long, blank)
     assert f"Q[{thousand}{CUT}] A[{thousand}{CUT}] B[{EMPTY}]" in prompt
     assert prompts.display(thousand) == thousand
     assert f"H[USER: {thousand[2:]}{CUT}]" in prompts.pairwise_prompt(PAIR, conversation(thousand, "ok", "q"), "", "")
