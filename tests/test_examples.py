@@ -53,9 +53,8 @@ def test_the_headers_of_the_examples_name_what_uv_must_install():
     for path in (ROOT / "examples").glob("*.py"):
         header = re.match(r"# /// script\n((?:#.*\n)+)# ///\n", path.read_text())[1]
         script = tomllib.loads(re.sub("^# ?", "", header, flags=re.MULTILINE))
-        imported = {
-            word.partition(".")[0] for word in re.findall(r"^(?:from|import) (\S+)", path.read_text(), re.MULTILINE)
-        }
+        words = re.findall(r"^(?:from|import) (\S+)", path.read_text(), re.MULTILINE)
+        imported = {word.partition(".")[0] for word in words}
         if path == PATH:
             assert script["dependencies"] == []
         elif "rankbuffer_trl" in imported:
@@ -204,9 +203,8 @@ def test_a_program_that_ends_in_an_error_of_the_judge_leaves_no_connection_open(
         return completion("I cannot say.", {"prompt_tokens": 1, "completion_tokens": 1})
 
     with served({CHAT: prose}) as address:
-        program = FAULTY.replace("__URL__", repr(address + "/v1")).replace(
-            "__STORE__", repr(str(tmp_path / "s.sqlite"))
-        )
+        program = FAULTY.replace("__URL__", repr(address + "/v1"))
+        program = program.replace("__STORE__", repr(str(tmp_path / "s.sqlite")))
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0 and "failed 1 of 1 judgments" in done.stdout
     assert "Unclosed" not in done.stderr, done.stderr
