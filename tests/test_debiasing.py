@@ -7,6 +7,7 @@ import sqlite3
 import tracemalloc
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -148,9 +149,8 @@ def test_a_query_is_read_once_in_a_step_and_not_in_an_evaluation_or_a_step_that_
     assert history.count_reads(made.store)[0] == 0
     for _ in range(2):  # the second time, the step is recorded already
         made.score(thrice, 0)
-    assert sorted((each.query_id, each.rollout) for each in history.reads(made.store, 99)) == [
-        (id, rollout) for id in "ab" for rollout in range(6)
-    ]
+    found = sorted((each.query_id, each.rollout) for each in history.reads(made.store, 99))
+    assert found == [(id, rollout) for id in "ab" for rollout in range(6)]
 
 
 def test_a_restored_store_corrects_as_the_run_would_have(scorer, tmp_path):
@@ -180,10 +180,8 @@ def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
 def test_score_stops_if_the_reader_fails_or_is_silent(scorer):
     silent = SilentJudge(left=-1)  # without a signal
     silent.silent = True
-    for reference_judge, message in (
-        (scripted_judge(unreachable), "failed 12 of 12"),
-        (Judge(silent), "did not finish"),
-    ):
+    fails = scripted_judge(unreachable), "failed 12 of 12"
+    for reference_judge, message in (fails, (Judge(silent), "did not finish")):
         made = repaired(scorer, reference_judge, step_timeout=0.2)
         with pytest.raises(JudgeError, match=f"the reference judge .*{message}"):
             made.score(groups_of(0), 0)
@@ -204,9 +202,7 @@ def test_the_reader_has_the_time_that_the_judge_left(scorer):
     made = repaired(scorer, reference_judge := scripted_judge(paying(0), method="reader"), step_timeout=60.0)
     now, clients = made._loop.time, (made.judge.client, reference_judge.client)
     made._loop.time = lambda: now() + 4.0 * sum(len(each.seen) for each in clients)  # 48 s for the judge
-    with pytest.raises(
-        JudgeError, match=r"the reference judge .*did not finish a step within judge_step_timeout=60 s"
-    ):
+    with pytest.raises(JudgeError, match=r"the reference judge .*did not finish .* within judge_step_timeout=60 s"):
         made.score(groups_of(0), 0)
 
 
@@ -221,9 +217,8 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
         with pytest.raises(SettingsError, match=message):
             config(tmp_path, reference_judge=reference_judge)
     read = {"judge_samples": 3}
-    args = config(
-        tmp_path, reference_judge=json.dumps({"judge_headers": {"X": "secret"}} | read), reference_groups=200
-    )
+    told = json.dumps({"judge_headers": {"X": "secret"}} | read)
+    args = config(tmp_path, reference_judge=told, reference_groups=200)
     assert args.make_reference_judge().max_attempts == 3 and config(tmp_path).make_reference_judge() is None
     assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reference_judge == read
 
@@ -232,10 +227,9 @@ def test_a_reader_that_comes_after_its_groups_is_one_warning(training, tmp_path,
     first = training(max_steps=1, save_strategy="steps", save_steps=1)
     first.train()
     first.close()
+    more = dict(max_steps=2, reference_judge={"judge_samples": 3}, resume_with_changes=True)
     for number, warnings in ((1, 1), (100, 0)):
-        again = training(
-            max_steps=2, reference_judge={"judge_samples": 3}, reference_groups=number, resume_with_changes=True
-        )
+        again = training(reference_groups=number, **more)
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
         again.close()
         assert caplog.text.count("had no reference judge") == warnings
@@ -246,13 +240,8 @@ class Flattered(Embedded):
     """A judge that sees another rubric than the reference judge."""
 
     async def before(self, asked):
-        asked.messages[:] = [
-            {
-                **each,
-                "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Names: water, oil, soap, cloth.", each["content"]),
-            }
-            for each in asked.messages
-        ]
+        another = partial(re.sub, r"\n1\.\[.*", "\n1.[weight=9] Names: water, oil, soap, cloth.")
+        asked.messages[:] = [each | {"content": another(each["content"])} for each in asked.messages]
 
 
 @dataclass
