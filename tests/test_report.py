@@ -15,6 +15,7 @@ import conftest
 import pytest
 from conftest import QUICKSTART
 from helpers.runs import HOSTILE, anchor_rows, record, record_hostile
+from helpers.runs import score as score_steps
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
@@ -28,6 +29,7 @@ from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import examples_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.monitoring._buffer_sizes import buffer_size_table
 from rankbuffer_trl.monitoring._model_card import CardFacts, write_model_card
@@ -250,6 +252,18 @@ def test_the_proof_is_the_first_number_of_its_run(run, store, tmp_path):
         page = write_report([tmp_path / "run"], tmp_path / "page", None).read_text()
         label = "<dt>of 9 duels on apart.jsonl won by after against before; judge: j</dt><dd>79 % (74 % to 84 %)</dd>"
         assert (label in page) is first, page[page.find("<dt>") : page.find("</dl>")]
+
+
+def test_the_page_of_a_collapse_opens_with_it(tmp_path):
+    texts = ["1 2 3 4 5 6 7 8", "one two three four five six seven"], ["1 2 3 4 5 6", "sorry " * 30]
+    steps = [
+        [RolloutGroup(conftest.numbers("q0"), tuple(Rollout(i, text) for i, text in enumerate(pair)), step, step)]
+        for step, pair in enumerate(texts)
+    ]
+    score_steps(tmp_path / "run" / LIVE_STORE, steps, Pointwise(), lambda messages: '{"score": 5}')
+    page = write_report([tmp_path / "run"], tmp_path / "page", None).read_text()
+    label, share = re.search(r"<dt>([^<]*)</dt><dd>([^<]*)", page).groups()
+    assert (share, label[:47]) == ("48%", "of the 4-grams in the newest answers repeat, 0%")
 
 
 def test_write_card_needs_no_trainer(run, store, tmp_path):

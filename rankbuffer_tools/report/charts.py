@@ -442,7 +442,8 @@ def probe_chart(table: Sequence[Row]) -> Chart:
     axes[-2].set_xlabel("training step")
     caption = (
         "No judge is asked. On the right, 1 means that in every group, answers with more of it have higher rewards."
-        " If a line rises on the left and lies high on the right, read some answers: the judge may have a bias."
+        " If a line rises on the left and lies high on the right, read some answers: the judge may have a bias. Read"
+        " them, too, if repeats rise."
     )
     return Chart("probes", "Policy: what answers look like", caption, figure, table)
 

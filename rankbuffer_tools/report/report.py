@@ -47,6 +47,7 @@ MEASURE = "rubric score"
 EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
 BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
 REACH = 2.5  # the least end of the axis of advantages
+COLLAPSED = 0.2  # a rise of the share of repeated 4-grams that a reader must see first
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
 Advantages = dict[int, list[list[float | None]]]
@@ -221,6 +222,9 @@ def section_of(
     shown = [found[id] for id in ids if id in found]  # back in the order of first visits
     headlines = headlines_of(run, price, own)
     charts = run_charts(run, lambda id: queries[id].rubrics if queries else ())
+    if (repeats := probed(charts, "repeated")) and repeats[-1] - repeats[0] >= COLLAPSED:
+        label = f"of the 4-grams in the newest answers repeat, {repeats[0]:.0%} at first: read some before you go on"
+        headlines = {label: f"{repeats[-1]:.0%}"} | headlines  # a judge may not mind, so no other number shows it
     return RunSection(
         name=run.name,
         headlines=headlines,
@@ -271,11 +275,17 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     return headlines
 
 
+def probed(charts: Sequence[Chart], name: str) -> list[float]:
+    """Return a probe of the answers, over the steps of the chart."""
+    rows = [row for chart in charts if chart.name == "probes" for row in chart.table]
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
 def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> dict[str, str]:
     """Return the row of a run in the table of runs, by heading: what was trained, and with what result."""
     label, value = next(iter(headlines.items()))
     spent = [shown for name, shown in headlines.items() if name.startswith("cost of the judge")]
-    words = [row["words"] for chart in charts if chart.name == "probes" for row in chart.table if row.get("words")]
+    words = probed(charts, "words")
     return {
         "method": facts_of(run, 0)["method"].partition(" (")[0],
         "steps": f"{len(run.tables.rewards):,}",
