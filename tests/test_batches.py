@@ -131,20 +131,12 @@ def test_lines_say_that_a_step_has_not_the_queries_of_the_recipe():
         assert not any("recipe" in each for each in plan(processes, 1000, save_strategy="no", **batch).lines())
 
 
-@pytest.mark.parametrize(
-    ("warmup", "schedule", "said"),
-    [
-        (9, "linear", None),
-        (10, "linear", "at a learning rate of 9.0e-07 in place of 1e-06: lower"),
-        (1000, "constant_with_warmup", "the run of 10 steps ends within its warmup of 1,000"),
-        (0.5, "cosine", None),
-        (1000, "constant", None),
-    ],
-)
-def test_lines_say_that_the_warmup_is_longer_than_the_run(training, caplog, warmup, schedule, said):
-    how = dict(warmup_steps=warmup, lr_scheduler_type=schedule, max_steps=10, learning_rate=1e-6, save_strategy="no")
+@pytest.mark.parametrize("warmup", [9, 10, 1000])
+def test_lines_say_that_the_warmup_is_longer_than_the_run(training, caplog, warmup):
+    how = dict(warmup_steps=warmup, max_steps=10, learning_rate=1e-6, save_strategy="no")
     found = [each for each in plan(**how).lines() if "warmup" in each]
-    assert len(found) == bool(said) and (said or "") in "".join(found)
+    assert len(found) == (warmup > 9) and ("at a learning rate of 9.0e-07 in" in "".join(found)) == (warmup == 10)
+    assert not [each for each in plan(**how, lr_scheduler_type="constant").lines() if "warmup" in each]
     training(**how)
     assert [each for each in caplog.messages if "warmup" in each] == [f"[RANK 0] {each}" for each in found]
 

@@ -373,15 +373,13 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
     assert len((run / REPORT / "samples.jsonl").read_text().splitlines()) == 6, "of one policy under two names"
 
 
-def test_main_refuses_answers_of_a_policy_whose_template_opens_thoughts_that_none_closes(
-    tiny_policy, data_file, tmp_path, command
-):
+def test_main_refuses_answers_that_stay_inside_the_thought_of_the_template(tiny_policy, data_file, tmp_path, command):
     policy, tokenizer = shutil.copytree(tiny_policy, tmp_path / "m"), AutoTokenizer.from_pretrained(tiny_policy)
     tokenizer.chat_template += "<think>"
     tokenizer.save_pretrained(policy)
     words = ("--dataset_name", data_file, "--models", f"a={policy}", f"b={policy}", "--engine", "transformers")
-    words += ("--duels", 2, "--max_new_tokens", 4, "--output", tmp_path / "o.json")
-    assert "answers of a: the chat template opens a thinking block, and no response closes it" in command(*words)
+    said = command(*words, "--duels", 2, "--max_new_tokens", 4, "--output", tmp_path / "o.json")
+    assert "answers of a: the chat template opens a thinking block, and no response closes it" in said
 
 
 def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, command):
@@ -412,8 +410,10 @@ def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, 
 
 def test_main_shows_the_judge_no_thoughts_and_counts_what_the_server_cut_off(data_file, tmp_path, command):
     def thinks(messages, how_often):
-        text = ("<think>Hm.</think>" if how_often % 2 else "<think>Hm, ") + f"Boil it for {how_often} minutes."
-        choice = {"message": {"content": text}, "finish_reason": "stop" if how_often % 2 else "length"}
+        text, reason = [("<think>Hm, and", "length"), (f"<think>Hm.</think>Wait {how_often} s.", "stop")][
+            how_often % 2
+        ]
+        choice = {"message": {"content": text}, "finish_reason": reason}
         return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 5}})
 
     policy, judge = Model(thinks), Model(lambda messages, how_often: '{"winner": "A"}')
@@ -421,16 +421,10 @@ def test_main_shows_the_judge_no_thoughts_and_counts_what_the_server_cut_off(dat
     words = ("--run_dir", tmp_path, "--dataset_name", data_file, "--duels", 24, "--probabilities", "false")
     with served(policy.app()) as url, served(judge.app()) as judge_url:
         words += ("--models", f"writer={url}/v1", f"other={url}/v1", "--judge_url", f"{judge_url}/v1")
-        words += ("--max_new_tokens", 6)
-        command(*words, "--output", tmp_path / "o.json")
-        assert not any("Hm" in body["messages"][0]["content"] for body in judge.bodies) and len(judge.bodies) > 20
-        for measures in found_in(tmp_path, "o.json")["measures"].values():
-            assert measures["ended"] == measures["answered"] == 0.5
-        policy.answer = lambda *_: "<plan>Hm.</plan>Boil it."
-        said = command(*words, "--output", tmp_path / "p" / "o.json")
-        assert "answers of writer: 24 of 24 begin with a tag" in said and "set format_check" in said
-        command(*words, "--output", tmp_path / "p" / "o.json", "--format_check", "none")
-        assert "<plan>" in judge.bodies[-1]["messages"][0]["content"]
+        for check, seen in ((), False), (("--format_check", "none"), True):
+            command(*words, *check, "--max_new_tokens", 6, "--output", tmp_path / "o.json")
+            assert any("Hm" in body["messages"][0]["content"] for body in judge.bodies) == seen
+            assert found_in(tmp_path, "o.json")["measures"]["other"]["ended"] == 0.5
 
 
 def test_a_policy_that_was_trained_further_answers_anew(tiny_policy, tmp_path):

@@ -35,11 +35,10 @@ def run(ranker: GroupRanker, *visits: tuple):
 
 
 def test_rank_warns_once_of_thoughts_that_the_judge_reads(caplog):
-    for check, times in ("none", 1), ("think", 0):
-        caplog.clear()
-        ranker = GroupRanker("listwise", RubricJudge(), format_check=check)
-        run(ranker, ("How?", "<think>a</think>b c <think>d"), ("Why?", "<think>a <think>d"))
-        assert caplog.text.count("begin with a tag") == times, check
+    visits = ("How?", "<think>a</think>b c <think>d"), ("Why?", "<think>a <think>d")
+    run(GroupRanker("listwise", RubricJudge()), *visits)
+    run(GroupRanker("listwise", RubricJudge(), format_check="think"), *visits)
+    assert caplog.text.count("begin with a tag") == 1
 
 
 @pytest.mark.parametrize("name", ["rankbuffer", "listwise"])

@@ -107,31 +107,20 @@ def test_trainer_warns_of_a_policy_whose_thoughts_would_be_judged(tiny_policy, t
         assert caplog.text.count("the judge reads the thoughts") == times
 
 
-class TaggedTrainer(PlainTrainer):
-    """Begins a part of its rollouts with a text."""
-
-    begun, of_eight = "", 5
-
-    def script(self, step, prompt, place):
-        return (self.begun if place % 8 < self.of_eight else "") + f"Answer {place} is: wait three minutes."
-
-
 @pytest.mark.parametrize(
     ("begun", "of_eight", "check", "said"),
     [
-        ("<think>Hm, ", 5, "none", "rollouts: 5 of 8 begin with a tag that closes later"),
-        ("analysisHm.assistantfinal", 8, "none", "8 of 8"),
-        ("Hm.</think>", 8, "none", "8 of 8"),
-        ("<think>Hm, ", 4, "none", None),
-        ("<plan>Hm.</plan>", 8, "(?P<answer>.*)", None),
+        *(("<think>Hm, ", 5, "none", "rollouts: 5 of 8 begin with a tag"), ("Hm.</think>", 8, "none", "8 of 8 begin")),
+        *(("<think>Hm, ", 4, "none", ""), ("<plan>Hm.</plan>", 8, "(?P<answer>.*)", "")),
     ],
 )
-def test_trainer_warns_once_of_rollouts_that_begin_with_a_thought(training, caplog, begun, of_eight, check, said):
-    trainer = training(cls=TaggedTrainer, max_steps=2, **STEP | {"format_check": check})
-    trainer.begun, trainer.of_eight = begun, of_eight
-    trainer.train()
+def test_trainer_warns_once_of_rollouts_that_begin_with_a_thought(
+    training, caplog, monkeypatch, begun, of_eight, check, said
+):
+    monkeypatch.setattr(PlainTrainer, "script", lambda *about: begun * (about[-1] < of_eight) + f"Wait {about[-1]} s.")
+    training(cls=PlainTrainer, max_steps=2, **STEP | {"format_check": check}).train()
     found = [text for text in caplog.messages if "set format_check to think" in text]
-    assert len(found) == bool(said) and (said or "") in "".join(found)
+    assert len(found) == bool(said) and said in "".join(found)
 
 
 class LateTrainer(PlainTrainer):
