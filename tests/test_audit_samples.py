@@ -158,13 +158,9 @@ def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audi
     assert measures["pairs_label"]["low"] < 0.5 < measures["pairs_label"]["high"]
     assert again["train_with"] == "beyond/listwise_two" and "recipe for it: beyond/listwise_two.yaml." in printed
     asked = {kind: cost["form"] for kind, cost in again["cost"].items()}
-    forms = {kind: (form["questions"], form["first_malformed"]) for kind, form in asked.items()}
-    assert forms == {
-        "insert": (48, 0),
-        "look": (4 * QUERIES, 4),
-        "pair": (10 * QUERIES + 24, 0),
-        "score": (8 * QUERIES, 0),
-    }
+    expected = {"insert": 48, "look": 4 * QUERIES, "pair": 10 * QUERIES + 24, "score": 8 * QUERIES}
+    assert {kind: form["questions"] for kind, form in asked.items()} == expected
+    assert {kind: form["first_malformed"] for kind, form in asked.items()} == dict.fromkeys(expected, 0) | {"look": 4}
     assert judged.asked == 1 + ASKED + 4, "one question without probabilities, and four lists again"
 
 
@@ -215,12 +211,8 @@ def test_audit_continues_where_it_was_killed(world, tmp_path, monkeypatch):
 
 def test_audit_tells_a_blind_judge_and_names_no_recipe(world, tmp_path, monkeypatch):
     nothing = dict.fromkeys(world.quality, 0)
-    for errors in (
-        JudgeErrors(noise=100),
-        JudgeErrors(noise=0, bias=1000),
-        JudgeErrors(noise=0, bias=1000, shape="edges"),
-        JudgeErrors(noise=0, labels=1000),
-    ):
+    certain = (dict(bias=1000), dict(bias=1000, shape="edges"), dict(labels=1000))
+    for errors in (JudgeErrors(noise=100), *(JudgeErrors(noise=0, **each) for each in certain)):
         blind = attempt(world, tmp_path / str(errors), Simulated(nothing, errors), monkeypatch, queries=12)
         assert "no better than chance: do not" in verdict(blind), errors
         assert blind.train_with is None, errors
@@ -375,10 +367,8 @@ def test_card_names_the_recipe_that_reads_probabilities_if_words_tell_nothing():
     def card(low: float) -> dict:
         measures = [Result(name, "", "", 1, True, {"q": 0.8}, low, 0.9, chance=0.5) for name in (SOFT, "soft_words")]
         measures.append(Result("put_back", "", "", 1, True, {}, None, None, chance=None))
-        found = Audit(
-            "", "", "", references=False, rankings=[], results=measures, costs=[], moves=[], max_failures=0.25
-        )
-        return card_of(found, "mine", "none", True)
+        nothing = dict(references=False, rankings=[], costs=[], moves=[], max_failures=0.25)
+        return card_of(Audit("", "", "", results=measures, **nothing), "mine", "none", True)
 
     assert [card(low)["train_with"] for low in (0.6, 0.4)] == ["beyond/ratings_soft", None]
     assert card(0.6)["measures"][SOFT] == [0.8, 0.6, 0.9] and card(0.6)["measures"]["put_back"] == [None] * 3
