@@ -15,9 +15,7 @@ NAMES = {
     "RankBuffer, static": "RankBuffer*",
     "RankBuffer, bootstrap": "RankBuffer-Bootstrap",
 }
-NAMES |= {
-    name: name for name in ("GDPO", "Tournament-GRPO", "RRC-AGR", "RRC-SCR", "ArenaRL", "RankBuffer", "Coarse-only")
-}
+NAMES |= {name: name for name in "GDPO Tournament-GRPO RRC-AGR RRC-SCR ArenaRL RankBuffer Coarse-only".split()}
 WORLDS = "careful", "biased", "blunt"
 LOOKS = {"RRC-SCR": "RRC-SCR", "RankBuffer": "RankBuffer", "two passes (ours)": "List, 2 passes"}
 WON = (
@@ -58,9 +56,8 @@ def fault(text: str, sentence: str, *sources: float) -> str:
     )
     if not (found := re.search(pattern, text.replace("**", ""))):
         return f"there is no sentence like {sentence!r}"
-    return "; ".join(
-        f"{one} for {of:g}" for one, of in zip(found.groups(), sources, strict=True) if not stands(one, of)
-    )
+    wrong = ((one, of) for one, of in zip(found.groups(), sources, strict=True) if not stands(one, of))
+    return "; ".join(f"{one} for {of:g}" for one, of in wrong)
 
 
 def quotes():
