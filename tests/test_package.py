@@ -108,16 +108,10 @@ def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     assert shipped == {path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.yaml")}
     program = "from rankbuffer_tools.train import parser; p = parser.find_recipe('{}')"
     program += "; print(p, parser.read_recipe(p)['beta'])"
+    there = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"}}
     for name in ("paper/dapo.yaml", "recipes/paper/dapo.yaml"):
-        done = subprocess.run(
-            [sys.executable, "-c", program.format(name)],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
+        words = [sys.executable, "-c", program.format(name)]
+        done = subprocess.run(words, **there, capture_output=True, text=True, timeout=300, check=True)
         assert done.stdout.split() == [str(inside / "paper" / "dapo.yaml"), "0.0"]
 
 
@@ -131,10 +125,8 @@ def test_the_workflows_run_make_targets_and_all_of_what_every_change_must_pass()
         assert workflow["permissions"] == {"contents": "read"} and workflow["concurrency"]["group"], path.name
         commands = []
         for job in workflow["jobs"].values():
-            assert (
-                job["timeout-minutes"] <= 120
-                and "write" not in {**job.get("permissions", {}), "id-token": "", "pages": ""}.values()
-            )
+            assert job["timeout-minutes"] <= 120
+            assert "write" not in {**job.get("permissions", {}), "id-token": "", "pages": ""}.values()
             matrix = job.get("strategy", {}).get("matrix", {})
             commands += matrix.get("command", []) + [one["command"] for one in matrix.get("include", [])]
             commands += [step["run"] for step in job["steps"] if "run" in step]
