@@ -14,14 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import (
-    Reading,
-    Usage,
-    duel_question,
-    pairwise_question,
-    pointwise_question,
-    ranking_question,
-)
+from rankbuffer_trl.judge import Reading, Usage, duel_question, pairwise_question, pointwise_question, ranking_question
 from rankbuffer_trl.judge._ledger import Reply
 from rankbuffer_trl.judge._probabilities import (
     LEAST_CHANCE,
@@ -201,17 +194,8 @@ def test_read_chances_refuses_what_is_no_probability_of_this_answer():
 
     none, spell = "returns no logprobs", "do not spell its answer"
     for logprobs, fault in (
-        (None, none),
-        ({}, none),
-        ([1], none),
-        ("text", none),
-        ({"content": None}, none),
-        ({"content": []}, none),
-        ({"content": [{}]}, none),
-        (at_the_letter(top_logprobs=None), none),
-        (listing(None), none),
-        (listing("much"), none),
-        (listing(10**400), none),
+        *((each, none) for each in (None, {}, [1], "text", {"content": None}, {"content": []}, {"content": [{}]})),
+        *((each, none) for each in (at_the_letter(top_logprobs=None), *map(listing, (None, "much", 10**400)))),
         (listing(math.nan, -1.0), "log probability nan for 'A'"),
         (listing(-1.0, math.nan), "log probability nan for 'B'"),
         (listing(math.inf), "log probability inf for 'A'"),
@@ -219,10 +203,8 @@ def test_read_chances_refuses_what_is_no_probability_of_this_answer():
         (listing(-math.log(2), -math.log(2) + 0.003), "add up to 1.002"),
         (listing(-0.1, -0.1), "at the token 'A' add up to 1.81"),
         (listing(-math.inf, -9999.0, -1.0), "no probability to any valid answer"),
-        (spelled('{"winner": "', "B", '"}'), spell),
-        (spelled('{"winner": "'), spell),
+        *((spelled(*said), spell) for said in (('{"winner": "', "B", '"}'), ('{"winner": "',), ('{"score": ', "8"))),
         (spelled("token_id:5", "token_id:6"), spell),
-        (spelled('{"score": ', "8"), spell),
     ):
         with pytest.raises(ProbabilityError, match=fault):
             read_chances(A_OR_B, "A", logprobs)
@@ -231,11 +213,7 @@ def test_read_chances_refuses_what_is_no_probability_of_this_answer():
 
 def test_questions_without_one_choice_have_no_probabilities():
     three, two = make([1, 2, 3]).rollouts, ["1.a", "2.b"]
-    for hard in (
-        ranking_question(QUERY, three),
-        ranking_question(QUERY, three[:2]),
-        duel_question(QUERY, *two),
-    ):
+    for hard in (ranking_question(QUERY, three), ranking_question(QUERY, three[:2]), duel_question(QUERY, *two)):
         with pytest.raises(ValueError, match="a verdict of lists has no alternatives"):
             replace(hard, soft=True)
 
@@ -247,9 +225,8 @@ def test_soft_questions_ask_for_logprobs_and_others_do_not(decoding):
     assert not {"logprobs", "top_logprobs"} & set(fields)
     assert replace(hard, soft=True).fields(decoding, 9) == fields | {"logprobs": True, "top_logprobs": 20}
     assert replace(hard, soft=True).chat() == hard.chat()
-    assert pointwise_question(QUERY, "3.a", most=9).prompt() == pointwise_question(QUERY, "3.a").prompt().replace(
-        "10", "9"
-    )
+    prompt = pointwise_question(QUERY, "3.a").prompt()
+    assert pointwise_question(QUERY, "3.a", most=9).prompt() == prompt.replace("10", "9")
 
 
 # Replies of a real judge
