@@ -37,7 +37,7 @@ def run(ranker: GroupRanker, *visits: tuple):
 def test_rank_warns_once_of_thoughts_that_the_judge_reads(caplog):
     visits = ("How?", "<think>a</think>b c <think>d"), ("Why?", "<think>a <think>d")
     run(GroupRanker("listwise", RubricJudge()), *visits)
-    run(GroupRanker("listwise", RubricJudge(), format_check="think"), *visits)
+    run(GroupRanker("listwise", RubricJudge(), format_check="(?P<answer>.*)"), *visits)
     assert caplog.text.count("begin with a tag") == 1
 
 
