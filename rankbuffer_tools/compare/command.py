@@ -33,7 +33,7 @@ from .duel import Duels, draw, duel_score, measures_of, questions_of
 
 WIDTH = 56
 MUCH = 0.2  # a change of a share that a reader should look at
-MEASURES = {  # of answers, each with the sign of a change for the worse
+SIGNS = {  # of answers, each with the sign of a change for the worse
     "ended": (-1, "answers end before the limit"),
     "answered": (-1, "answers pass the format check"),
     "repeated_4_grams": (1, "4-grams are repeats"),
@@ -176,7 +176,7 @@ def degenerate(measures: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [
         f"look at the answers of {second} before you believe that: {before[name]:.0%} of {first}'s and"
         f" {after[name]:.0%} of {second}'s {what}"
-        for name, (sign, what) in MEASURES.items()
+        for name, (sign, what) in SIGNS.items()
         if sign * (after.get(name, 0) - before.get(name, 0)) >= MUCH
     ]
 

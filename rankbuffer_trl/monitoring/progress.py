@@ -268,7 +268,7 @@ class PolicyResult:
     dataset: str = ""
 
 
-Result = TypeVar("Result", DuelResult, PolicyResult)
+Kept = TypeVar("Kept", DuelResult, PolicyResult)
 
 
 def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
@@ -285,7 +285,7 @@ def comparison_of(path: Path, store: BufferStore) -> PolicyResult | None:
     return result_of(path, COMPARE_FILE, PolicyResult, store)
 
 
-def result_of(path: Path, name: str, kind: type[Result], store: BufferStore) -> Result | None:
+def result_of(path: Path, name: str, kind: type[Kept], store: BufferStore) -> Kept | None:
     """Return a result in the folder of a run's report."""
     file = report_folder(path) / name
     if not file.exists():
