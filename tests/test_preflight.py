@@ -196,11 +196,7 @@ def test_cost_of_each_recipe_is_that_of_a_replay_of_four_epochs(name, tmp_path, 
 
 def test_a_plan_says_what_it_leaves_open(tmp_path, rows):
     paid = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
-    few, price, made = (
-        "8 steps are few: .* num_train_epochs to 9",
-        "add judge_prompt_price",
-        "7 responses to each",
-    )
+    few, price, made = "8 steps are few: .* num_train_epochs to 9", "add judge_prompt_price", "7 responses to each"
     bare, longer = rows.remove_columns("responses"), {"num_train_epochs": 9}
     for given, data, said in (
         (paid, bare, [few, price, made]),
@@ -224,11 +220,7 @@ def test_memory_is_that_of_the_page_and_counts_a_reference_policy_and_lora(tmp_p
         ({}, replace(policy, use_peft=True), r"about 8.9 GB = 4.1 GB .* \+ 4.8 GB of checkpointed activations$"),
         ({"gradient_checkpointing": False}, policy, "take many times this"),
         ({"use_vllm": True, "vllm_mode": "colocate"}, policy, "vLLM takes 0.3 of the GPU besides"),
-        (
-            {},
-            ModelConfig(model_name_or_path="org/not-here"),
-            "not computed, because the policy's config is not on this",
-        ),
+        ({}, ModelConfig(model_name_or_path="org/not-here"), "not computed, because the policy's config is not on"),
     ):
         args = config(tmp_path, dry_run=True, num_processes=4, **batch, **given)
         assert re.search(said, memory_line(args, model)), memory_line(args, model)
@@ -262,9 +254,8 @@ class Sparing(RewardMethod):
 def test_method_that_asks_nothing_is_refused_and_one_may_ask_nothing_about_two_rollouts(tmp_path, rows, query):
     for least in (3, 99):
         args = config(tmp_path, method=f"{__name__}.Sparing", method_args={"least": least})
-        refused = (
-            pytest.raises(SettingsError, match="'sparing' asks the judge nothing") if least > 8 else nullcontext()
-        )
+        refused = pytest.raises(SettingsError, match="'sparing' asks the judge nothing")
+        refused = refused if least > 8 else nullcontext()
         with closing(open_scorer(args, None)) as scorer, refused:
             first_question(scorer, query)
         with refused:
@@ -276,13 +267,11 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     sample = Totals(spent_prompt_tokens=6_000_000, spent_cached_tokens=3_000_000)  # in one epoch of 12 x 8 questions
     prices = dict(judge_prompt_price=1.0, judge_completion_price=0.0)
     better = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "better"}
+    reader = {"reference_judge": better, "reference_groups": 12}
     for budget, said in (
         ({"judge_token_budget": 6_000_000}, "ends at about step 4 of 8"),
         ({"judge_token_budget": 12_000_001}, "lasts to the end of the run"),
-        (
-            {"judge_token_budget": 6_000_000, "reference_judge": better, "reference_groups": 12},
-            "ends at about step 2 of 8",
-        ),
+        ({"judge_token_budget": 6_000_000, **reader}, "ends at about step 2 of 8"),
         ({"judge_price_budget": 6.0, **prices}, "ends at about step 4 of 8"),
         ({"judge_price_budget": 6.0, **prices, "judge_cached_price": 0.25}, "ends at about step 7 of 8"),
     ):
@@ -292,9 +281,8 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     with closing(BufferStore(tmp_path / LIVE_STORE)) as store:
         store.spend(Usage(2_000_000, 1_000_000, 0))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 6 of 8", "the folder has taken 1.25"
-    read = RunPrice(
-        RunPlan.of(config(tmp_path, method="pointwise", reference_judge=better, reference_groups=6), rows, None)
-    )
+    args = config(tmp_path, method="pointwise", reference_judge=better, reference_groups=6)
+    read = RunPrice(RunPlan.of(args, rows, None))
     assert "the reference judge takes about 3.0M of these tokens, for 6 groups" in read.cost(asked, sample)
     plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", judge_token_budget=9_000_000), rows, None))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 5 of 8"
