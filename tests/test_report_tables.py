@@ -5,6 +5,7 @@ from fractions import Fraction
 from statistics import fmean, stdev
 
 import pytest
+from helpers.runs import store_of_run as store_of_run
 
 from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.charts import judge_charts
@@ -14,13 +15,6 @@ from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.monitoring import _probes as probes
 from rankbuffer_trl.monitoring._buffer_sizes import buffer_size_table
 from rankbuffer_trl.store import BufferStore
-
-
-@pytest.fixture(scope="module")
-def store(run):
-    store = BufferStore(run.path)
-    yield store
-    store.close()
 
 
 def test_the_runs_under_test_have_everything_to_count(run):
@@ -112,9 +106,8 @@ def test_insertion_table_and_occupancy_table_count_positions(run, store):
         shares = [list(score.positions.values()) for _, score in visits]
         alone = sum(group.count(p) == 1 for group in shares for p in group)
         ends = {"below": sum(p == 0 for p, _ in positions), "above": sum(p == K for p, K in positions)}
-        assert {name: place[name] for name in ("placed", *ends)} == {"placed": len(positions)} | {
-            name: pytest.approx(count / len(positions)) for name, count in ends.items()
-        }
+        parts = {name: pytest.approx(count / len(positions)) for name, count in ends.items()}
+        assert {name: place[name] for name in ("placed", *ends)} == {"placed": len(positions)} | parts
         assert sum(place[f"quarter{i}"] for i in range(1, 5)) + place["below"] + place["above"] == pytest.approx(1)
         assert intervals["intervals"] == fmean(len(score.before) + 1 for _, score in visits)
         assert intervals["occupied"] == fmean(len(set(group)) for group in shares)
