@@ -209,12 +209,7 @@ def test_trainer_refuses_a_transcript_without_tools_and_an_unknown_view(training
 
 def calls(content: str, **more) -> dict:
     function = {"name": "look_up", "arguments": {"word": "a"}}
-    return {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": [{"type": "function", "function": function}],
-        **more,
-    }
+    return says(content, tool_calls=[{"type": "function", "function": function}], **more)
 
 
 def says(content: str, **more) -> dict:
