@@ -112,48 +112,34 @@ WRAPPED = (
     *("<|turn>user\nWhy?<turn|>", "<\uff5cbegin\u2581of\uff5c><\uff5cUser\uff5c>Why?<\uff5cAssistant\uff5c>"),
 )
 NUL = "must be text without NUL characters"
-WEIGHT = "must be an integer from 1 to 5, or from -5 to -1"
+WEIGHT, WRONG_WEIGHTS = "must be an integer from 1 to 5, or from -5 to -1", (0, 6, -6, 2.5, "5", True, None)
 MUST = "is no longer a rule of its own: remove it, the weight says how much counts"
 FAULTY = [{"text": "x", "weight": -1}, {"text": "y", "weight": -5}]
-PARTS = "must have text and weight"
+PARTS, NO_MESSAGES = "must have text and weight", ("How?", {"role": "user"}, {"content": "How?"})
 LONG = "x" * 100
 BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, what it is
-    ("query_id", " \n", "query_id", TEXT, " \n"),
-    ("query_id", 7, "query_id", TEXT, 7),
-    ("prompt", [], "prompt", MESSAGES, []),
-    ("prompt", None, "prompt", MESSAGES, None),
+    *(("query_id", each, "query_id", TEXT, each) for each in (" \n", 7)),
+    *(("prompt", each, "prompt", MESSAGES, each) for each in ([], None)),
     ("prompt", [SYSTEM], "prompt", "must end with a user message", "system"),
     ("prompt", [USER, {"role": "assistant", "content": "So."}], "prompt", "must end with a user message", "assistant"),
-    ("prompt", ["How?"], "prompt[0]", "must have role and content", "How?"),
-    ("prompt", [{"role": "user"}], "prompt[0]", "must have role and content", {"role": "user"}),
-    ("prompt", [{"content": "How?"}], "prompt[0]", "must have role and content", {"content": "How?"}),
+    *(("prompt", [each], "prompt[0]", "must have role and content", each) for each in NO_MESSAGES),
     ("prompt", [{"role": None, "content": "How?"}, USER], "prompt[0].role", TEXT, None),
     ("prompt", [USER, {"role": "user", "content": " "}], "prompt[1].content", TEXT, " "),
     ("prompt", [{"role": "user", "content": 3}], "prompt[0].content", TEXT, 3),
     ("prompt", [{"role": "user", "content": "\0"}], "prompt[0].content", NUL, "\0"),
     *(("prompt", text, "prompt", DUMPED, text) for text in (json.dumps([SYSTEM, USER]), str([USER]) + "\n")),
     *(("prompt", text, "prompt", RENDERED, text) for text in WRAPPED),
-    ("rubrics", [], "rubrics", "must be a non-empty list", []),
-    ("rubrics", "Is clear.", "rubrics", "must be a non-empty list", "Is clear."),
-    ("rubrics", ["Is clear."], "rubrics[0]", PARTS, "Is clear."),
-    ("rubrics", [{"weight": 5}], "rubrics[0]", PARTS, {"weight": 5}),
-    ("rubrics", [{"text": "Is clear."}], "rubrics[0]", PARTS, {"text": "Is clear."}),
+    *(("rubrics", each, "rubrics", "must be a non-empty list", each) for each in ([], "Is clear.")),
+    *(("rubrics", [each], "rubrics[0]", PARTS, each) for each in ("Is clear.", {"weight": 5}, {"text": "Is clear."})),
     ("rubrics", [RUBRIC, {"text": "", "weight": 5}], "rubrics[1].text", TEXT, ""),
-    *(
-        ("rubrics", [{"text": "x", "weight": w}], "rubrics[0].weight", WEIGHT, w)
-        for w in (0, 6, -6, 2.5, "5", True, None)
-    ),
+    *(("rubrics", [{"text": "x", "weight": each}], "rubrics[0].weight", WEIGHT, each) for each in WRONG_WEIGHTS),
     ("rubrics", FAULTY, "rubrics", "must have a weight above 0: an answer that says nothing has no fault", FAULTY),
     ("rubrics", [RUBRIC, {**RUBRIC, "must": True}], "rubrics[1].must", MUST, True),
-    ("responses", None, "responses", "must be a list of text from worst to best", None),
-    ("responses", LONG, "responses", "must be a list of text from worst to best", LONG),
+    *(("responses", each, "responses", "must be a list of text from worst to best", each) for each in (None, LONG)),
     ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),
     ("responses", ["a", "b", "c", " \n"], "responses[3]", TEXT, " \n"),
     ("responses", [1, 2, 3, 4], "responses[0]", TEXT, 1),
-    *(
-        ("responses", [blank, "b", "c", "d"], "responses[0]", TEXT, blank)
-        for blank in ("\u200b \u2060", "\ufeff\u3164")
-    ),
+    *(("responses", [each, "b", "c", "d"], "responses[0]", TEXT, each) for each in ("\u200b \u2060", "\ufeff\u3164")),
     ("models", ["a"], "models", "must name who wrote each of the 4 responses", ["a"]),
     ("models", ["a", None, "c", "d"], "models[1]", TEXT, None),
     ("models", "gpt-4", "models", "must be a list of text", "gpt-4"),
