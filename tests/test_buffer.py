@@ -18,13 +18,8 @@ HALF = Fraction(1, 2)
 
 def as_state(buffer):
     anchors = [(a.id, a.text, a.source, a.epoch, a.h) for a in buffer.anchors]
-    return {
-        "anchors": anchors,
-        "left": buffer.left_epoch,
-        "right": buffer.right_epoch,
-        "observed": buffer.observed_epoch,
-        "visits": buffer.visits,
-    }
+    epochs = {name: getattr(buffer, f"{name}_epoch") for name in ("left", "right", "observed")}
+    return {"anchors": anchors, "visits": buffer.visits} | epochs
 
 
 def slow_update(state, sigma, e, step, H, refine_at, unordered):
@@ -39,10 +34,7 @@ def slow_update(state, sigma, e, step, H, refine_at, unordered):
         for k in h:
             if k == 1 or k == K:
                 continue
-            if len(rows[k - 1]) + len(rows[k]) > 0:
-                h[k] = 0
-            else:
-                h[k] += 1
+            h[k] = 0 if len(rows[k - 1]) + len(rows[k]) > 0 else h[k] + 1
             if h[k] >= H:
                 P.add(k)
         new_state["observed"] = e
@@ -210,13 +202,9 @@ def test_buffer_needs_two_anchors_and_starts_without_marks():
     for count in (0, 1):
         with pytest.raises(ValueError, match=f"at least 2 anchors, got {count}"):
             make("XY"[:count])
-    assert as_state(make("XY")) == {
-        "anchors": [("X", "X", "initial", 0, 0), ("Y", "Y", "initial", 0, 0)],
-        "left": None,
-        "right": None,
-        "observed": None,
-        "visits": 0,
-    }
+    anchors = [("X", "X", "initial", 0, 0), ("Y", "Y", "initial", 0, 0)]
+    unmarked = dict.fromkeys(("left", "right", "observed"))
+    assert as_state(make("XY")) == {"anchors": anchors, "visits": 0} | unmarked
 
 
 def test_visited_counts_visits_alone():
