@@ -195,15 +195,8 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("policy"))
     tokenizer = policy.build_tokenizer([text for row in howto for text in row["responses"]])
     torch.manual_seed(0)
-    model = policy.build_model(
-        tokenizer,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
+    heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    model = policy.build_model(tokenizer, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **heads)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     gc.collect()

@@ -136,17 +136,9 @@ def build(folder: Path, rows: int = ROWS) -> Path:
 
 def values_of(url: str, policy: str, out: Path) -> dict:
     """Return the settings of an evaluation whose model and judge are behind `url`."""
-    return dict(
-        models=[f"mine={policy}"],
-        output_dir=str(out),
-        engine_url=f"{url}/v1",
-        engine_model="model",
-        judge_url=[f"{url}/v1"],
-        judge_model="judge",
-        judge_max_retries=0,
-        judge_prompt_price=1.0,
-        judge_completion_price=2.0,
-    )
+    engine = dict(models=[f"mine={policy}"], output_dir=str(out), engine_url=f"{url}/v1", engine_model="model")
+    judge = dict(judge_url=[f"{url}/v1"], judge_model="judge", judge_max_retries=0)
+    return engine | judge | dict(judge_prompt_price=1.0, judge_completion_price=2.0)
 
 
 def texts_of(benchmark: Benchmark) -> dict[str, str]:

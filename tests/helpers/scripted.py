@@ -54,21 +54,9 @@ class ScriptedTrainer(RankBufferTrainer):
 
 def config(output_dir: Path, **overrides) -> RankBufferConfig:
     """Return the settings of a small, silent run on the CPU."""
-    values = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        num_generations=8,
-        per_device_train_batch_size=24,
-        max_completion_length=24,
-        num_train_epochs=2,
-        learning_rate=1e-3,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=3,
-    )
+    values = dict(output_dir=str(output_dir), use_cpu=True, bf16=False, report_to="none", seed=3, disable_tqdm=True)
+    values |= dict(num_generations=8, per_device_train_batch_size=24, max_completion_length=24, num_train_epochs=2)
+    values |= dict(learning_rate=1e-3, logging_steps=1, save_strategy="no")
     return RankBufferConfig(**(values | overrides))
 
 
