@@ -55,17 +55,8 @@ from hypothesis import strategies as st
 from rankbuffer_tools.batch.server_check import check_server
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train.ending import exit_code
-from rankbuffer_trl.judge import (
-    Judge,
-    JudgeError,
-    TransportError,
-    Usage,
-    insertion_question,
-    pointwise_question,
-)
-from rankbuffer_trl.judge import (
-    _openai_client as openai_client,
-)
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, pointwise_question
+from rankbuffer_trl.judge import _openai_client as openai_client
 from rankbuffer_trl.judge._completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
 from rankbuffer_trl.judge._errors import masked
 from rankbuffer_trl.judge._judge import ODD, warn_of_counts
@@ -527,9 +518,8 @@ def test_read_completion_keeps_what_a_server_says_of_its_answer():
         assert (reply.cut_off, reply.said) == (cut, CUT_OFF * cut)
     for limit, cut in ((8, True), (9, False), (None, False)):
         assert read_completion({"choices": [full], "usage": usage}, limit).cut_off is cut
-    assert [each.cut_off for each in read_completion({"choices": [full, full], "usage": usage}, 4).samples] == [
-        True
-    ] * 2
+    both = read_completion({"choices": [full, full], "usage": usage}, 4).samples
+    assert [each.cut_off for each in both] == [True, True]
     with pytest.raises(TypeError):  # whether or not a key is masked in it
         read_completion({"choices": [{"message": {"content": 7}}]})
 
