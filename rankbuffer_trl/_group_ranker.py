@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ._answers import AnswerExtractor
 from ._step import RESUME, Scoring, Step
 from .data._queries import DataError, generic_row, normal_row, row_faults
 from .errors import SettingsError
@@ -20,7 +21,6 @@ from .groups import Query, Rollout, RolloutGroup
 from .judge import ChatClient, Judge, JudgeError
 from .judge.config import JudgeConfig, read_judge
 from .monitoring._judged_thoughts import ThoughtMonitor
-from .rewards._format import AnswerExtractor
 from .rewards._method import GroupScore, RewardMethod, load_method
 from .store import BufferStore, StoreError, history
 

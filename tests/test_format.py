@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.rewards._format import (
+from rankbuffer_trl._answers import (
     Answer,
     AnswerExtractor,
     check_format,
@@ -19,6 +18,7 @@ from rankbuffer_trl.rewards._format import (
     format_reward,
     read_answer,
 )
+from rankbuffer_trl.errors import SettingsError
 
 TAGGED = r"<answer>(?P<answer>.*)</answer>"
 

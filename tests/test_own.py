@@ -13,9 +13,9 @@ from trl import GRPOTrainer
 from rankbuffer_trl.errors import NotFiniteError, SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards._reward_functions import numbered
 from rankbuffer_trl.training._config import RankBufferConfig
 from rankbuffer_trl.training._plan import RunPlan
+from rankbuffer_trl.training._reward_functions import numbered
 from rankbuffer_trl.training._scorer import open_scorer
 
 MADE = []

@@ -35,9 +35,8 @@ from rankbuffer_trl.judge._quoting import LONGEST_QUOTED
 from rankbuffer_trl.rewards._method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store._places import LIVE_STORE, read_store
-from rankbuffer_trl.training._budget import spent_before
 from rankbuffer_trl.training._first import first_question
-from rankbuffer_trl.training._plan import RunPlan
+from rankbuffer_trl.training._plan import RunPlan, spent_before
 from rankbuffer_trl.training._scorer import open_scorer
 
 PLACED = '{"position": 1}'

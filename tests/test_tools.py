@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from test_format import TAGGED, of_trl, tokenizer_with
 from transformers import AutoTokenizer
 
+from rankbuffer_trl._answers import Answer, AnswerExtractor
+from rankbuffer_trl._transcripts import transcript
 from rankbuffer_trl.data._queries import DataError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge._quoting import quote, visible
 from rankbuffer_trl.judge._rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.rewards._format import Answer, AnswerExtractor
-from rankbuffer_trl.rewards._transcripts import transcript
 from rankbuffer_trl.store._places import LIVE_STORE
 
 SECRET = "The kettle sings at noon"  # stands in the book alone, so only a tool can say it

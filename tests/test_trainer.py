@@ -19,11 +19,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_tools.batch.recipes import read_recipe
 from rankbuffer_tools.paper import RECIPE_FOLDER
+from rankbuffer_trl._answers import AnswerExtractor
 from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import NotFiniteError, SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge._rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.rewards._format import AnswerExtractor
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.beyond._listwise import Listwise
 from rankbuffer_trl.store._places import LIVE_STORE, read_store

@@ -30,12 +30,12 @@ from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, SETTINGS_GROUPS
+from rankbuffer_trl._answers import AnswerExtractor
 from rankbuffer_trl._group_ranker import GroupRanker
 from rankbuffer_trl.data._queries import GENERIC_RUBRICS
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards._format import AnswerExtractor
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.training._config import RankBufferConfig
 from rankbuffer_trl.training._reward_function import RankBufferReward

@@ -1,6 +1,6 @@
 """Reward methods, one file each: those of the paper, and our own in `beyond`."""
 
-from ._format import Answer, check_format, read_answer
+from .._answers import Answer, check_format, read_answer
 from ._gdpo import normalise
 from ._method import GroupScore, RewardMethod, find_method, load_method, method_names, score_by_reward
 from ._pointwise import Pointwise

@@ -1,6 +1,6 @@
 """RankBuffer's reward for one group: the frame of Algorithm 1 around ranking and buffer update.
 
-Other parts compute the format reward (`_format.py`) and the advantage (TRL), and keep the buffers (`store/`).
+Other parts compute the format reward (`_answers.py`) and the advantage (TRL), and keep the buffers (`store/`).
 """
 
 import logging

@@ -7,10 +7,9 @@ from ..checkpointing._distributed import MainProcessError, on_main_process
 from ..monitoring._buffer_table import export_buffers
 from ..monitoring._non_fatal import non_fatal
 from ._batches import Batches
-from ._budget import check_budget, spent_before
 from ._config import RankBufferConfig
 from ._first import require_questions, stand_in
-from ._plan import RunPlan
+from ._plan import RunPlan, check_budget, spent_before
 from ._rollouts import RolloutError, SeparateRollouts
 from ._scorer import GroupScorer, StepScore
 from ._state import differences, identity

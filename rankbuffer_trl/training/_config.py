@@ -15,14 +15,14 @@ import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
 
+from .._answers import check_format
 from ..errors import SettingsError
 from ..judge import Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
-from ..rewards._format import check_format
 from ..rewards._method import RewardMethod, load_method
-from ..rewards._reward_functions import load_functions
 from ..settings import check_at_least, documented, fields_of, kind_of
+from ._reward_functions import load_functions
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import GRPOConfig
 
+from .._answers import Answer, AnswerExtractor, completion_text
 from .._step import PENDING
 from ..checkpointing._distributed import made_on_main_process, on_main_process
 from ..data._queries import DataError, QueryTable, normal_row
@@ -32,12 +33,11 @@ from ..monitoring._metrics import PLACEMENT, placement_columns, step_metrics
 from ..monitoring._non_fatal import non_fatal
 from ..monitoring._probes import probe_groups, probe_metrics
 from ..monitoring.progress import OpenWindow, newest_window
-from ..rewards._format import Answer, AnswerExtractor, completion_text
 from ..rewards._method import RewardMethod
 from ..rewards._rankbuffer import RankBuffer
-from ..rewards._reward_functions import not_finite, with_inf_for_nan
 from ..store import BufferStore
 from ._config import RankBufferConfig, check_best_metric
+from ._reward_functions import not_finite, with_inf_for_nan
 from ._scorer import GroupScorer
 
 logger = get_logger(__name__)

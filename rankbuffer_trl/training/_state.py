@@ -14,10 +14,9 @@ from ..rewards._method import find_method
 from ..settings import changed_arguments, load_path
 from ..store import BufferStore
 from ..store._places import SAVED
-from ._budget import check_budget
 from ._config import RankBufferConfig
 from ._first import first_question
-from ._plan import RunPlan
+from ._plan import RunPlan, check_budget
 from ._reward_function import GroupReward
 from ._scorer import open_scorer
 

@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from .._answers import Answer, AnswerExtractor, format_reward
 from ..checkpointing._distributed import on_main_process
 from ..checkpointing._trainer import ResumableTrainer
 from ..data._prompts import check_prompts
@@ -28,12 +29,10 @@ from ..monitoring._model_card import PAPER, CardFacts, write_model_card
 from ..monitoring._no_gradient import GradientMonitor, Pull
 from ..monitoring._non_fatal import non_fatal
 from ..monitoring._step_log import StepLog
-from ..rewards._format import Answer, AnswerExtractor, format_reward
-from ..rewards._reward_functions import not_finite, numbered, with_inf_for_nan
 from ..store import BufferStore
-from ._advantages import scale_by_signal
 from ._config import RankBufferConfig
 from ._plan import RunPlan
+from ._reward_functions import not_finite, numbered, with_inf_for_nan
 from ._rollouts import check_context, limit_requests, separate_rollouts, spare_proxy
 from ._state import StoreState
 
@@ -280,3 +279,17 @@ class RankBufferTrainer(ResumableTrainer):
             self._rollouts.close()
             self._rollouts = None
         self.rank_reward.close()
+
+
+def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
+    """Divide rewards, of shape (groups * G, functions), by the share of groups whose total rewards differ (GPG).
+
+    NaN in column 0 is unscored.
+    """
+    totals = (rewards * weights.to(rewards)).nansum(dim=1).view(-1, G)
+    scored = ~torch.isnan(rewards[:, 0]).view(-1, G)
+    highest = totals.masked_fill(~scored, -torch.inf).amax(dim=1)
+    lowest = totals.masked_fill(~scored, torch.inf).amin(dim=1)
+    share = (highest > lowest).float().mean()
+    # Groups without a difference have no gradient; the others get their weight (GPG's alpha).
+    return rewards / share if share > 0 else rewards

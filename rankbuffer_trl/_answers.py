@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..errors import SettingsError
-from ..groups import storable
 from ._transcripts import from_policy, view_of
+from .errors import SettingsError
+from .groups import storable
 
 
 class Answer(NamedTuple):

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import SettingsError
-from ..judge._quoting import quote, visible
+from .errors import SettingsError
+from .judge._quoting import quote, visible
 
 # With fullwidth and other forms that NFKC makes brackets of, also after characters that show a blank.
 LIKE_OURS = re.compile("^(?=[\\s\u2800\U0001d159]*[\\[>\ufe47\ufe65\uff1e\uff3b])")
