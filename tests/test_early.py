@@ -12,11 +12,11 @@ from helpers.quality import CASES, QUALITIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
+from test_prefetch import early as early_of
 
 from rankbuffer_trl._step import PENDING
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
-from rankbuffer_trl.rewards._prefetch import early_questions
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.testing import QUERY, faulty, make, truth
 from rankbuffer_trl.training._scorer import GroupScorer, StepScore
@@ -87,18 +87,14 @@ def test_arrived_in_any_order_and_any_part_gives_the_same(method, scorer):
 @given(qualities=st.lists(QUALITIES, min_size=2, max_size=2))
 def test_early_questions_are_asked_by_the_method_itself(method, qualities):
     """Methods that ask about each rollout alone have some. A buffer that is bootstrapped begins with a whole group."""
-
-    def early_of(group, i, buffer):
-        arrived = tuple(each if each.id == i else Rollout(each.id, PENDING) for each in group.rollouts)
-        return asyncio.run(early_questions(method, replace(group, rollouts=arrived), {i}, buffer))
-
     alone = {"Pointwise", "RatingsSoft", "GDPO", "RRCAGR", "RankBuffer", "LLMBuffer", "RankBufferSoft"}
     expected = type(method).__name__ in alone and not getattr(method, "bootstrap", False)
-    assert bool(early_of(make([5, 6]), 0, None)) == expected
+    assert bool(early_of(method, make([5, 6]), {0})) == expected
     buffer = None
     for step, each in enumerate(qualities):
         whole = replace(make(each, step=step), epoch=step)
-        early = [question.prompt() for rollout in whole.rollouts for question in early_of(whole, rollout.id, buffer)]
+        asked = [early_of(method, whole, {rollout.id}, buffer) for rollout in whole.rollouts]
+        early = [question.prompt() for questions in asked for question in questions]
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
         buffer = asyncio.run(method.score(whole, buffer, judge)).after
         assert Counter(early) <= Counter(messages[0]["content"] for messages in judge.client.seen)
@@ -221,9 +217,8 @@ def test_score_of_another_step_than_the_announced_one_asks_anew(scorer):
     ]:
         made, step = scorer(scripted_judge(by_number)), groups[0].step
         begin(made, [a, b], (0, "50"))
-        found, alone = (
-            each.score(groups, step, update=phase == "train") for each in (made, scorer(scripted_judge(by_number)))
-        )
+        both = made, scorer(scripted_judge(by_number))
+        found, alone = (each.score(groups, step, update=phase == "train") for each in both)
         assert found.scores == alone.scores and spent(found) == spent(alone), other
         outcomes = Counter(made.store.rows("SELECT step, phase, outcome FROM calls"))
         assert outcomes == Counter([(3, "train", "parsed"), *[(step, phase, "parsed")] * len(alone.calls)]), other

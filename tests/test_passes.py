@@ -1,10 +1,8 @@
 """Several passes at the same rollouts: balanced orders, mean ranks, disputed blocks, and the method that uses them."""
 
-import asyncio
 import json
 import math
 import random
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
 
@@ -15,11 +13,11 @@ from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
 from helpers.quality import EIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_prefetch import early
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import rank_rewards, rank_tiers, rewards_from_ranks
-from rankbuffer_trl.rewards._prefetch import early_questions
 from rankbuffer_trl.rewards.beyond._listwise import Listwise
 from rankbuffer_trl.rewards.beyond._passes import (
     balanced,
@@ -212,16 +210,13 @@ def test_listwise_in_blocks_asks_a_block_early_and_loses_one_list_with_it():
     group, method = make([9, 3, 7, 1, 8, 2, 6, 4]), Listwise(rerank_disputed=False, block=4)
     lists = block_orders(group, 2, 4, 0)
 
-    def early(arrived) -> list:
-        known = tuple(each if each.id in arrived else replace(each, text="?") for each in group.rollouts)
-        return asyncio.run(early_questions(method, replace(group, rollouts=known), arrived, None))
-
     def rewards(lost: set[int]) -> list[float | None]:
         asked = iter(range(4))
         return play(method, group, lambda prompt: TransportError("") if next(asked) in lost else truth(prompt)).rewards
 
     for shown in lists:
-        assert early(shown[1:]) == [] and early(shown) == pass_questions(group, [shown], "look")
+        assert early(method, group, shown[1:]) == []
+        assert early(method, group, shown) == pass_questions(group, [shown], "look")
     for lost in (set(), {0}, {0, 1}, {2, 3}, {0, 2}):
         heard = {i for k, shown in enumerate(lists) for i in shown if k not in lost}
         found = rewards(lost)
