@@ -271,9 +271,8 @@ def test_an_error_of_the_program_is_not_taken_for_the_judges(scorer):
 
 def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer):
     for answer in (SURROGATE, TransportError(SURROGATE)):
-        made = scorer(
-            scripted_judge(lambda messages: answer if "\n5\n" in messages[0]["content"] else by_number(messages))  # noqa: B023
-        )
+        says = lambda asked, answer=answer: answer if "\n5\n" in asked[0]["content"] else by_number(asked)  # noqa: E731
+        made = scorer(scripted_judge(says))
         outcome = made.score([group(numbers(), EIGHT, 0)], 0)
         assert sum(call.failed for call in outcome.calls) == 1
         assert [i for i, reward in enumerate(outcome.scores[0].rewards) if reward is None] == [4]
