@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
+from helpers.launching import alive
 from helpers.nectar_rows import Model
 from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
@@ -78,9 +79,8 @@ def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_polic
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_policy), LoraConfig(r=4, target_modules="all-linear")
-    )
+    lora = LoraConfig(r=4, target_modules="all-linear")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_policy), lora)
     torch.manual_seed(0)
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
@@ -167,27 +167,19 @@ with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!
         _, server, child = json.loads((tmp_path / "seen.json").read_text())
         run.kill()
         run.wait(20)
-        deadline = time.monotonic() + 20
-        while is_running(server) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not is_running(server)
+        assert has_ended(server)
         os.kill(child, signal.SIGKILL)
     finally:
         run.kill()
         run.communicate(timeout=20)
 
 
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 def has_ended(pid: int) -> bool:
     """Wait until a process that was killed is gone. SIGKILL returns before the process has ended."""
     deadline = time.monotonic() + 10
-    while is_running(pid) and time.monotonic() < deadline:
+    while alive(pid) and time.monotonic() < deadline:
         os.sched_yield()
-    return not is_running(pid)
+    return not alive(pid)
 
 
 def test_vllm_server_says_why_it_does_not_start(tmp_path):
