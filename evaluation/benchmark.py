@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rankbuffer_tools.batch.ask import shortened
 from rankbuffer_tools.batch.sampling import Prompt
-from rankbuffer_trl.decoding import shorten
+from rankbuffer_trl.decoding import excerpt
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals, VerdictError, defuse, read_object
 from rankbuffer_trl.judge.config import FailureLimit
@@ -111,7 +111,7 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
     known = set(expected)
     for key, text in found:
         if not isinstance(key, str):
-            raise OutputError(f"{where}: {shorten(key)} is no id of a prompt, which is a text")
+            raise OutputError(f"{where}: {excerpt(key)} is no id of a prompt, which is a text")
         if not isinstance(text, str):  # an empty text passes: it is judged as such
             raise OutputError(f"{where}: the output of {key!r} is no text but {type(text).__name__}")
         if key in outputs:

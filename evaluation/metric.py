@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 RESAMPLES = 2_000
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 class Row(NamedTuple):
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
     n: int
 
 
-def mean(rows: Rows) -> float:
+def weighted_mean(rows: Rows) -> float:
     """Return the weighted mean of rows, NaN if there are none."""
     total = sum(row.weight for row in rows.values())
     return sum(row.value * row.weight for row in rows.values()) / total if total else float("nan")
@@ -38,7 +38,7 @@ def mean(rows: Rows) -> float:
 
 def bootstrap_interval(rows: Rows, seed: int = 0) -> Interval:
     """Return the mean with a percentile bootstrap."""
-    value = mean(rows)
+    value = weighted_mean(rows)
     if len(rows) < 2:  # one prompt says nothing about the spread
         return Interval(value, float("nan"), float("nan"), len(rows))
     values, weights = (np.array(column) for column in zip(*rows.values(), strict=True))
@@ -50,7 +50,7 @@ def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
     """Return how much higher `second` is than `first` over the prompts of both."""
     shared = sorted(first.keys() & second.keys())  # sorted: the resamples draw places, and each must name one prompt
     a, b = ({key: rows[key] for key in shared} for rows in (first, second))
-    value = mean(b) - mean(a)
+    value = weighted_mean(b) - weighted_mean(a)
     if len(shared) < 2:
         return Interval(value, float("nan"), float("nan"), len(shared))
     counts = resample(len(shared), seed)  # the same for both, since the difference is paired
@@ -69,5 +69,7 @@ def resample(n: int, seed: int) -> np.ndarray:
 
 def percentiles(values: np.ndarray) -> tuple[float, float]:
     """Return the ends of the central 95 %."""
-    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])  # NaN is a resample whose weights sum to 0
+    low, high = np.nanquantile(
+        values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    )  # NaN is a resample whose weights sum to 0
     return float(low), float(high)

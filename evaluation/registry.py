@@ -21,7 +21,7 @@ BENCHMARKS: dict[str, Any] = {
 }
 """The class of each benchmark of the paper, by the name that settings, folders and results use."""
 # Annotations hold `name` and `title`, which have no value.
-MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
+BENCHMARK_MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
 
 
 def find_benchmark(name: str) -> Any:
@@ -40,7 +40,11 @@ def find_benchmark(name: str) -> Any:
         raise SettingsError(
             f"benchmarks: there is no {name!r} ({error}): name some of {known}, or the dotted path of a class"
         ) from error
-    if missing := [member for member in MEMBERS if not hasattr(benchmark, member)] if isclass(benchmark) else MEMBERS:
+    if (
+        missing := [member for member in BENCHMARK_MEMBERS if not hasattr(benchmark, member)]
+        if isclass(benchmark)
+        else BENCHMARK_MEMBERS
+    ):
         raise SettingsError(f"benchmarks: {name} must be a class with {', '.join(missing)}")
     # Else the paper's numbers would stand beside its own.
     if benchmark.name in BENCHMARKS or not LABEL.fullmatch(str(benchmark.name)):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rankbuffer_tools.paper import BENCHMARKS, average, paper_rows
+from rankbuffer_tools.paper import PAPER_BENCHMARKS, average, paper_rows
 from rankbuffer_trl.judge import Totals
 
 from .benchmark import BenchmarkScores
@@ -26,7 +26,7 @@ class ModelResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The difference `second` - `first` of a metric, over the prompts for which both have a judgment."""
 
     benchmark: str
@@ -47,11 +47,11 @@ class EvaluationReport:
     paper: Sequence[str] = ()  # rows to show, see `rankbuffer_tools/paper.yaml`
     compare_with: str | None = None  # a model; the first by default
 
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[ModelComparison]:
         """Compare every metric of every other model with that of `compare_with`."""
         first = self.compare_with or next(iter(self.results))
         return [
-            Comparison(benchmark, metric, first, second, theirs.minus(result.scores, metric))
+            ModelComparison(benchmark, metric, first, second, theirs.minus(result.scores, metric))
             for second in self.results
             if second != first
             for benchmark, result in self.results[first].items()
@@ -125,10 +125,10 @@ class EvaluationReport:
         for label, mean in self.averages().items():
             shown = (format_interval(result.headline) for result in self.results[label].values())
             rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
-        known = {*BENCHMARKS} & self.titles.keys()
+        known = {*PAPER_BENCHMARKS} & self.titles.keys()
         for row in self.paper if known else ():  # a benchmark of one's own has no number in the paper
             numbers = paper_rows()[row]
-            whole = "average" if len(known) == len(BENCHMARKS) else None  # the paper's mean is one of all four
+            whole = "average" if len(known) == len(PAPER_BENCHMARKS) else None  # the paper's mean is one of all four
             shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
             rows.append((f"paper: {row}", *shown))
         heads = next(iter(self.results.values())).items()

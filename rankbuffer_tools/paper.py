@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent
 RECIPE_FOLDER = next(
     (folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE
 )
-BENCHMARKS = ("alpaca_eval", "arena_hard", "wildbench", "writingbench")
+PAPER_BENCHMARKS = ("alpaca_eval", "arena_hard", "wildbench", "writingbench")
 
 
 @cache
@@ -50,6 +50,6 @@ def number(printed: float | str | None) -> float | None:
 
 def average(scores: Mapping[str, float | None]) -> float | None:
     """Return the mean of the four scores, the paper's `Avg.`, or `None` if one of them is missing or NaN."""
-    found = [value for name in BENCHMARKS if (value := scores.get(name)) is not None and not math.isnan(value)]
+    found = [value for name in PAPER_BENCHMARKS if (value := scores.get(name)) is not None and not math.isnan(value)]
     # A mean of fewer would not be the paper's.
-    return sum(found) / len(BENCHMARKS) if len(found) == len(BENCHMARKS) else None
+    return sum(found) / len(PAPER_BENCHMARKS) if len(found) == len(PAPER_BENCHMARKS) else None

@@ -50,7 +50,7 @@ def parse_finite(text: str) -> float:
 FINITE = json.JSONDecoder(parse_constant=parse_finite, parse_float=parse_finite)  # once, since a store has many texts
 
 
-def read_json(path: Path, kind: type[T], finite: bool = True) -> T:
+def read_json_as(path: Path, kind: type[T], finite: bool = True) -> T:
     """Return the value of a JSON file as [`decode`] does.
 
     Raises:
@@ -196,10 +196,10 @@ def shown(value: Any) -> str:
     """Write a value of JSON for a message, in one short line."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)} items"
-    return shorten(value)
+    return excerpt(value)
 
 
-def shorten(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """Write a value as Python does, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from rankbuffer_tools.batch.ask import Answers, ask_many
-from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name
+from rankbuffer_tools.batch.output import beside, check_output, read_provenance, source_name, try_write
 from rankbuffer_tools.batch.script import cost_line, finish, run_script
 from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.data.responses import (
@@ -157,13 +157,13 @@ def main(config: ResponsesConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
-    check_rows(path, rows)  # before answers for these rows are paid for
+    try_write(path, rows)  # before answers for these rows are paid for
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
     if todo:
         check_judge(config.judge())  # before samples are paid for
-    texts, failures, sampled = sample(config, todo)
+    texts, failures, sampled = sample_responses(config, todo)
 
     how, order, orders = put_in_order(config, [Query.from_row(todo[id]) for id in texts], texts)
     print(f"order of {len(order):,} queries' responses by {how}: {cost_line(config.endpoint, orders.totals)}")
@@ -226,7 +226,7 @@ def sample_for_audit(config: ResponsesConfig, path: Path, rows: list[dict]) -> i
     """Sample responses for queries that are drawn from `rows`, write them as they came, and return the exit code."""
     assert config.audit_queries is not None
     drawn = random.Random(config.seed).sample(rows, min(config.audit_queries, len(rows)))
-    texts, failures, sampled = sample(config, {row["query_id"]: row for row in drawn})
+    texts, failures, sampled = sample_responses(config, {row["query_id"]: row for row in drawn})
     finished = [
         row | {"responses": (own := texts[row["query_id"]]), "models": [config.sampler_model] * len(own)}
         for row in drawn
@@ -236,7 +236,9 @@ def sample_for_audit(config: ResponsesConfig, path: Path, rows: list[dict]) -> i
     return finish(path, finished, failures, [*read_provenance(config.dataset_name), step | sampled])
 
 
-def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, list[str]], dict[str, str], dict]:
+def sample_responses(
+    config: ResponsesConfig, rows: dict[str, dict]
+) -> tuple[dict[str, list[str]], dict[str, str], dict]:
     """Sample responses. Return the different ones and the causes of failure by query, and the record of this step."""
     sampler = config.sampler()
     request = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}

@@ -14,7 +14,7 @@ import hashlib
 from dataclasses import dataclass
 
 from rankbuffer_tools.batch.ask import ask_many
-from rankbuffer_tools.batch.output import beside, check_output, check_rows, read_provenance, source_name, write_rows
+from rankbuffer_tools.batch.output import beside, check_output, read_provenance, source_name, try_write, write_rows
 from rankbuffer_tools.batch.script import cost_line, finish, run_script
 from rankbuffer_tools.data.check import plain_text
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
@@ -82,7 +82,7 @@ def main(config: RubricsConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
-    check_rows(path, rows)  # before answers for these rows are paid for
+    try_write(path, rows)  # before answers for these rows are paid for
     prompts = {row["query_id"]: plain_text(Query.from_row(row)) for row in rows}
     # Each prompt once: no second one stays in the training set.
     drawn = sorted(set(prompts.values()), key=lambda text: hashlib.sha256(text.encode()).digest())

@@ -28,7 +28,7 @@ from rankbuffer_tools.audit.command import costs
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
 from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
 from rankbuffer_tools.audit.rankings import QueryRankings
-from rankbuffer_tools.audit.results import RECIPE_OF_RESULT, REFERENCES, SOFT, Audit, Cost, Form, Result, verdict
+from rankbuffer_tools.audit.results import RECIPE_OF_RESULT, REFERENCES_NOTE, SOFT, Audit, Cost, Form, Result, verdict
 from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
 from rankbuffer_tools.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
@@ -458,7 +458,7 @@ def test_too_few_queries_and_references_are_said():
     axes = Figure().subplots()
     _measure_panel(axes, [result for result in audit.results if result.main])
     assert all(each.get_text().endswith("too few queries") for each in axes.get_yticklabels())
-    assert verdict(make_audit(*audited("perfect"), references=True)).endswith(REFERENCES)
+    assert verdict(make_audit(*audited("perfect"), references=True)).endswith(REFERENCES_NOTE)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.card import CARD_RESULTS, card_of, check_card
-from rankbuffer_tools.audit.command import AuditConfig, audit, check_not_lost, main
+from rankbuffer_tools.audit.command import AuditConfig, audit, check_same_judge, main
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
@@ -291,7 +291,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys)
     ):
         (out / "audit.json").write_text(text)
         with pytest.raises(SettingsError, match="holds the audit of k at a: ") if lost else nullcontext():
-            check_not_lost(out / "audit.json", "j at a")
+            check_same_judge(out / "audit.json", "j at a")
 
 
 def test_main_announces_the_tokens_that_the_judge_then_counts(tmp_path, monkeypatch, capsys):

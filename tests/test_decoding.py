@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Required, TypedDict
 import pytest
 from helpers.damage import MISSING, changed
 
-from rankbuffer_trl.decoding import LARGEST, decode, parse_json, read_json
+from rankbuffer_trl.decoding import LARGEST, decode, parse_json, read_json_as
 
 
 class Pair(NamedTuple):
@@ -117,10 +117,10 @@ def test_read_json_names_the_file(tmp_path):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            read_json(path, dict[str, int])
+            read_json_as(path, dict[str, int])
     path.write_text('{"a": 1}')
-    assert read_json(path, dict[str, int]) == {"a": 1}
+    assert read_json_as(path, dict[str, int]) == {"a": 1}
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ValueError, match="missing"):
-        read_json(path, dict[str, int])
+        read_json_as(path, dict[str, int])

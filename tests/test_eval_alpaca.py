@@ -10,7 +10,7 @@ from helpers.evaluation_assets import ROWS, Loopback, logprobs, text_of, write_o
 from helpers.servers import served
 
 from evaluation.alpaca_eval.scores import is_switched
-from evaluation.metric import mean
+from evaluation.metric import weighted_mean
 from evaluation.run import evaluate, load_benchmarks
 from rankbuffer_trl.judge import JudgeError
 
@@ -33,9 +33,9 @@ def test_scores_are_those_of_the_official_library(settings):
         scores = scores_of(config)
     rows = pandas.read_json(config.folder("mine", "alpaca_eval") / "annotations.json")
     assert list(rows["instruction"]) == [f"Do {i}" for i in range(ROWS)]
-    assert mean(scores.rows["win rate"]) == pytest.approx(official.get_winrate(rows)["win_rate"])
+    assert weighted_mean(scores.rows["win rate"]) == pytest.approx(official.get_winrate(rows)["win_rate"])
     length_controlled = scores.official["length_controlled_winrate"]
-    assert mean(scores.rows["length-controlled win rate"]) == pytest.approx(length_controlled)
+    assert weighted_mean(scores.rows["length-controlled win rate"]) == pytest.approx(length_controlled)
 
 
 def test_judge_stops_after_four_questions_if_no_token_can_be_read(settings, monkeypatch):
@@ -118,7 +118,7 @@ def test_judge_counts_equal_outputs_half_and_keeps_the_one_token(settings):
     path.write_text(json.dumps([rows[0] | {"preference": None}, *rows[1:]]))
     scores = benchmark.scores(path.parent, "mine")
     assert scores.counts["instructions"] == 6 and scores.counts["NaN preferences"] == 1
-    assert mean(scores.rows["win rate"]) == 100, "whole numbers and none are read"
+    assert weighted_mean(scores.rows["win rate"]) == 100, "whole numbers and none are read"
 
 
 def test_chats_are_prompts_order_and_readings_of_the_official_library(settings):

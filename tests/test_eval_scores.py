@@ -12,7 +12,7 @@ from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference
 from evaluation.arena_hard.benchmark import read_judgment
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
 from evaluation.files import write_jsonl
-from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
+from evaluation.metric import Row, bootstrap_interval, paired_difference, weighted_mean
 from evaluation.official import ScriptError, run_official
 from evaluation.results import format_interval
 from rankbuffer_trl.judge._verdicts import VerdictError
@@ -26,11 +26,11 @@ rows = st.dictionaries(
 @given(rows)
 def test_bootstrap_interval_is_about_the_weighted_mean(rows):
     copies = [row.value for row in rows.values() for _ in range(round(row.weight * 1000))]
-    assert mean(rows) == pytest.approx(sum(copies) / len(copies), abs=0.2)
+    assert weighted_mean(rows) == pytest.approx(sum(copies) / len(copies), abs=0.2)
     found = bootstrap_interval(rows)
     assert min(row.value for row in rows.values()) - 1e-9 <= found.low <= found.high
     assert found.high <= max(row.value for row in rows.values()) + 1e-9
-    assert (found.value, found.n) == (mean(rows), len(rows))
+    assert (found.value, found.n) == (weighted_mean(rows), len(rows))
     assert bootstrap_interval(rows) == found, "the same seed gives the same interval"
 
 
@@ -43,7 +43,7 @@ def test_bootstrap_interval_has_the_width_of_the_normal_one_and_none_for_few_row
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
     assert found.low + found.high == pytest.approx(2 * middle, abs=0.1)
     one, other = {"a": Row(1.0)}, {"b": Row(1.0)}
-    assert math.isnan(mean({})) and math.isnan(paired_difference(one, other).value)
+    assert math.isnan(weighted_mean({})) and math.isnan(paired_difference(one, other).value)
     for few in (bootstrap_interval(one), paired_difference(one, one)):
         assert math.isnan(few.low) and math.isnan(few.high) and few.n == 1
     assert [format_interval(each) for each in (few, paired_difference(one, other))] == ["0.00", "-"]
@@ -66,7 +66,7 @@ def test_win_rate_rows_leave_out_what_has_no_preference(preferences):
     found = win_rate_rows(preferences)
     assert len(found) == len(known)
     if known:
-        assert mean(found) == pytest.approx(sum(50 if p == 0 else 100 * (p - 1) for p in known) / len(known))
+        assert weighted_mean(found) == pytest.approx(sum(50 if p == 0 else 100 * (p - 1) for p in known) / len(known))
 
 
 def answer(*tokens: tuple[str, float]) -> dict:
@@ -169,7 +169,7 @@ def test_score_judgments_counts_a_strong_verdict_three_times(tmp_path):
     rows = [{"uid": uid, "games": [{"score": score} for score in each]} for uid, each in games.items()]
     write_jsonl(tmp_path / "j.jsonl", rows)
     found = score_judgments(tmp_path / "j.jsonl", {"a": "hard", "b": "hard", "c": "soft"})
-    assert mean(found.rows["hard"]) == pytest.approx(100 * 4 / 6)
+    assert weighted_mean(found.rows["hard"]) == pytest.approx(100 * 4 / 6)
     assert found.rows["soft"] == {} and found.counts["questions dropped"] == 1
     assert found.official.keys() == {"hard, official bootstrap"}
 

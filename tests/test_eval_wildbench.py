@@ -14,7 +14,7 @@ from pyarrow.parquet import write_table
 
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import AROUND, OutputError, count_around
-from evaluation.metric import mean
+from evaluation.metric import weighted_mean
 from evaluation.wildbench import prompts, scores
 from evaluation.wildbench.benchmark import REFERENCES, WildBench
 from evaluation.wildbench.scores import CUT, EMPTY, GROUP_WEIGHTS, REWARDS, Judged, groups_of, score_wildbench
@@ -52,7 +52,7 @@ def macro(means):
 @given(st.lists(ratings, min_size=1, max_size=40))
 def test_score_wildbench_spreads_ratings_and_weighs_the_groups(rows):
     scored = score_wildbench(by_session(rows), {}, len(rows) + 1)
-    found = {name: mean(each) for name, each in scored.rows.items()}
+    found = {name: weighted_mean(each) for name, each in scored.rows.items()}
     assert found["WB-Score"] == pytest.approx(sum((row.value - 5) * 20 for row in rows) / len(rows))
     groups = {group: (value - 5) * 20 for group, value in group_means(rows).items()}
     for group, score in groups.items():
@@ -71,11 +71,11 @@ def test_score_wildbench_divides_rewards_by_all_rows_and_those_of_groups_by_whol
     for i, rows in enumerate(references):
         counts = Counter(row.value for row in rows if row.whole)
         plain.append(100 * (counts[1.0] + counts[0.5] / 2 - counts[-0.5] / 2 - counts[-1.0]) / len(rows))
-        assert mean(scored.rows[f"WB-Reward: r{i}"]) == pytest.approx(plain[-1], abs=1e-9)
+        assert weighted_mean(scored.rows[f"WB-Reward: r{i}"]) == pytest.approx(plain[-1], abs=1e-9)
     macros = [100 * macro(means) for means in map(group_means, references) if means]
     for name, each in (("WB-Reward", plain), ("WB-Reward (task macro)", macros)):
         if each:
-            assert mean(scored.rows[name]) == pytest.approx(sum(each) / len(each), abs=1e-9)
+            assert weighted_mean(scored.rows[name]) == pytest.approx(sum(each) / len(each), abs=1e-9)
 
 
 @given(st.lists(st.tuples(ratings, ratings), min_size=2, max_size=40))
@@ -105,7 +105,7 @@ def test_is_whole_takes_no_empty_and_no_cut_response():
 
 @given(st.text(alphabet="ab \n", max_size=30), st.integers(1, 6))
 def test_shorten_cuts_after_so_many_words(text, most):
-    short = scores.shorten(text, most)
+    short = scores.cut_words(text, most)
     if text.count(" ") < most:
         assert short == text
     else:
@@ -176,10 +176,10 @@ def test_read_score_takes_and_marks_the_one_object_with_text_around_it():
 
 def test_read_choice_takes_one_of_five():
     for choice in REWARDS:
-        assert prompts.read_choice(json.dumps({"choice": choice}))["choice"] == choice
+        assert prompts.read_pairwise_choice(json.dumps({"choice": choice}))["choice"] == choice
     for choice in ("A", "B=A", "a+", ["A+"], 1):
         with pytest.raises(VerdictError, match=r"`choice` must be one of A\+\+, A\+, A=B, B\+, B\+\+, not"):
-            prompts.read_choice(json.dumps({"choice": choice}))
+            prompts.read_pairwise_choice(json.dumps({"choice": choice}))
 
 
 # All of it, over a real server

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import AROUND
-from evaluation.metric import mean
+from evaluation.metric import weighted_mean
 from evaluation.writingbench.benchmark import WritingBench, read_queries
 from evaluation.writingbench.scores import of_domain, overall, read_verdict, score_writingbench
 from rankbuffer_trl.judge._verdicts import VerdictError
@@ -46,11 +46,11 @@ criteria = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 10), min_siz
 @given(st.dictionaries(st.integers(0, 30).map(str), criteria, min_size=1))
 def test_overall_counts_each_criterion_once_and_a_domain_each_query(scores):
     every = [score for each in scores.values() for score in each.values()]
-    assert mean(overall(scores)) == pytest.approx(10 * sum(every) / len(every))
+    assert weighted_mean(overall(scores)) == pytest.approx(10 * sum(every) / len(every))
     domains = {index: "even" if int(index) % 2 == 0 else "odd" for index in scores}
     for domain in set(domains.values()):
         means = [sum(each.values()) / len(each) for index, each in scores.items() if domains[index] == domain]
-        assert mean(of_domain(scores, domain, domains)) == pytest.approx(10 * sum(means) / len(means))
+        assert weighted_mean(of_domain(scores, domain, domains)) == pytest.approx(10 * sum(means) / len(means))
 
 
 def test_score_writingbench_shows_a_domain_without_scores_and_counts_drops():

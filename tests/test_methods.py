@@ -22,7 +22,7 @@ from rankbuffer_trl.judge import TransportError, ranking_question
 from rankbuffer_trl.rewards._arenarl import ArenaRL
 from rankbuffer_trl.rewards._gdpo import GDPO
 from rankbuffer_trl.rewards._llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards._method import MEMBERS, RewardMethod, load_method, score_by_order
+from rankbuffer_trl.rewards._method import METHOD_MEMBERS, RewardMethod, load_method, score_by_order
 from rankbuffer_trl.rewards._pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards._pointwise import Pointwise
 from rankbuffer_trl.rewards._prefetch import first_questions
@@ -508,7 +508,7 @@ def test_load_method_names_a_wrong_argument():
 
 
 def test_load_method_leaves_an_annotation_that_cannot_be_evaluated_to_the_class():
-    members = {member: getattr(Shortlist, member) for member in MEMBERS}
+    members = {member: getattr(Shortlist, member) for member in METHOD_MEMBERS}
     fields = [("size", "Missing"), ("k0", int, 4)]
     unknown = dataclasses.make_dataclass("Unknown", fields, namespace=members, frozen=True)
     globals()["Unknown"] = unknown
@@ -519,7 +519,7 @@ def test_load_method_leaves_an_annotation_that_cannot_be_evaluated_to_the_class(
 
 def test_load_method_refuses_a_method_that_lacks_a_member(monkeypatch):
     """A class that derives from `RewardMethod` lacks a name and `score` at most."""
-    for name, members in (("Shortlist", ("name", "score")), ("Typed", MEMBERS)):
+    for name, members in (("Shortlist", ("name", "score")), ("Typed", METHOD_MEMBERS)):
         for member in members:
             with monkeypatch.context() as patch:
                 patch.delattr(globals()[name], member)

@@ -14,7 +14,7 @@ from evaluation.metric import Row
 from evaluation.results import EvaluationReport, ModelResult
 from evaluation.run import policy_of
 from rankbuffer_tools.batch.recipes import read_recipe
-from rankbuffer_tools.paper import BENCHMARKS, RECIPE_FOLDER, average, paper_recipes, paper_rows
+from rankbuffer_tools.paper import PAPER_BENCHMARKS, RECIPE_FOLDER, average, paper_recipes, paper_rows
 from rankbuffer_tools.report import paper
 from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
@@ -51,10 +51,10 @@ def evaluated(path: Path, judge: str = "big", limit: int | None = None, **models
     """Write `results.json` as an evaluation does: by label a model, and its scores of the first benchmarks."""
     results = {}
     for label, (_, scores) in models.items():
-        for name, score in zip(BENCHMARKS, scores, strict=False):
+        for name, score in zip(PAPER_BENCHMARKS, scores, strict=False):
             found = BenchmarkScores("main", {"other": {}, "main": {"id": Row(score)}}, {})
             results.setdefault(label, {})[name] = ModelResult(found, Totals(), None)
-    report = EvaluationReport(results, dict.fromkeys(BENCHMARKS, "title"), judge, limit)
+    report = EvaluationReport(results, dict.fromkeys(PAPER_BENCHMARKS, "title"), judge, limit)
     policies = {label: policy_of(str(model)) for label, (model, _) in models.items()}
     path.mkdir(parents=True)
     (path / "results.json").write_text(json.dumps({"policies": policies, **report.as_dict()}))
@@ -88,7 +88,7 @@ def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_s
 def test_measured_rows_put_the_benchmarks_of_a_base_model_together(runs, tmp_path):
     paths = [evaluated(tmp_path / name, base=("Qwen3-8B", [10.0, 20.0, 30.0, 40.0])) for name in "ab"]
     results = paper.read_evaluations(paths)
-    for found, names in zip(results.values(), (BENCHMARKS[:1], BENCHMARKS[1:]), strict=True):
+    for found, names in zip(results.values(), (PAPER_BENCHMARKS[:1], PAPER_BENCHMARKS[1:]), strict=True):
         found["models"]["base"] = {name: found["models"]["base"][name] for name in names}
     with open_runs([runs[0] / "grpo"]) as opened:
         rows = paper.measured_rows(opened, results)

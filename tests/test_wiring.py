@@ -29,7 +29,7 @@ from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.report import command as report_command
-from rankbuffer_tools.train.parser import JUDGE, RANKBUFFER_FIELDS, SETTINGS_GROUPS
+from rankbuffer_tools.train.parser import JUDGE_FIELDS, RANKBUFFER_FIELDS, SETTINGS_GROUPS
 from rankbuffer_trl._answers import AnswerExtractor
 from rankbuffer_trl._group_ranker import GroupRanker
 from rankbuffer_trl.data._queries import GENERIC_RUBRICS
@@ -454,7 +454,7 @@ def group_ranker(at) -> dict:
 HANDED = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "hub_private_repo"}
 HANDED |= {"model_name_or_path", "model_revision", "attn_implementation", "dtype", "use_peft"}  # TRL's, passed on
 TRAIN = {name: default for group in SETTINGS_GROUPS for name, default in settings_of(group).items()}
-TRAIN = {name: default for name, default in TRAIN.items() if name in RANKBUFFER_FIELDS | JUDGE | HANDED}
+TRAIN = {name: default for name, default in TRAIN.items() if name in RANKBUFFER_FIELDS | JUDGE_FIELDS | HANDED}
 run_training = partial(run_program, "rankbuffer-train", TRAIN)
 
 

@@ -10,7 +10,7 @@ from evaluation.alpaca_eval.length_control import length_controlled
 from evaluation.alpaca_eval.scores import is_switched, read_preference, win_rate_rows
 from evaluation.assets import AssetError, Assets
 from evaluation.files import read_json
-from evaluation.metric import mean
+from evaluation.metric import weighted_mean
 
 from .comparison import Check, worst
 
@@ -48,7 +48,7 @@ def raw_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
         if model in board:
             rows = read_json(path)
             preferences = {str(place): row["preference"] for place, row in enumerate(rows)}
-            found[model] = (mean(win_rate_rows(preferences)), float(board[model]["win_rate"]))
+            found[model] = (weighted_mean(win_rate_rows(preferences)), float(board[model]["win_rate"]))
             for place, row in enumerate(rows):
                 answer = row.get("raw_completion")
                 if isinstance(answer, dict) and "logprobs" in answer:

@@ -12,10 +12,10 @@ import yaml
 
 from evaluation.arena_hard.benchmark import ArenaHard
 from evaluation.arena_hard.scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
-from evaluation.arena_hard.style_control import BENCH, JUDGE, NOTHING, official_layout
+from evaluation.arena_hard.style_control import BENCH, JUDGE_LABEL, NOTHING, official_layout
 from evaluation.assets import AssetError, Assets
 from evaluation.files import read_jsonl, write_json, write_jsonl
-from evaluation.metric import Row, mean
+from evaluation.metric import Row, weighted_mean
 from evaluation.official import run_official
 from rankbuffer_tools.batch.chat import Chat
 
@@ -69,7 +69,7 @@ def script_checks(assets: Assets) -> Iterator[Check]:
         answers = {key: None if generator.random() < 0.02 else made_up_answer(generator) for key in chats}
         values = {key: chats[key].read(text) for key, text in answers.items() if text is not None}
         bench.write_outputs(folder, MODEL, outputs)
-        bench.write_judgments(folder, MODEL, JUDGE, chats, values)
+        bench.write_judgments(folder, MODEL, JUDGE_LABEL, chats, values)
         ours = list(read_jsonl(judgments_path(folder)))
 
         there = official_layout(folder / "official", assets.path("arena_hard", "gen_judgment").parent)
@@ -90,14 +90,14 @@ def script_checks(assets: Assets) -> Iterator[Check]:
             for row in ours
             if all(game is None or game["score"] in (None, *BATTLE_SCORES) for game in row["games"])
         ]
-        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl", known)
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE_LABEL / f"{MODEL}.jsonl", known)
         (there / "means.py").write_text(MEANS)
         printed = run_official(there / "means.py", cwd=there, stubs={})
         means = json.loads(printed.partition("MEANS ")[2])
         scores = score_judgments(judgments_path(folder), {uid: q["category"] for uid, q in bench.questions.items()})
         for category, judged in scores.rows.items():
-            yield Check(f"{category}: mean over battles", mean(judged), 100 * means[category], ROUNDING)
-            table = run_official(there / "show_result.py", "-j", JUDGE, "-c", category, cwd=there, stubs={})
+            yield Check(f"{category}: mean over battles", weighted_mean(judged), 100 * means[category], ROUNDING)
+            table = run_official(there / "show_result.py", "-j", JUDGE_LABEL, "-c", category, cwd=there, stubs={})
             shown = next(line.split() for line in table.splitlines() if MODEL in line)
             drawn = str(scores.official[f"{category}, official bootstrap"]).split()[0]
             deviation = 50 / math.sqrt(sum(row.weight for row in judged.values()) * OFFICIAL_RESAMPLES)  # at most
@@ -121,23 +121,23 @@ def published_checks(assets: Assets) -> Iterator[Check]:
         for file in files:
             judged = score_judgments(file, categories).rows["creative_writing"]
             rows |= {f"{file.parent.name} {uid}": row for uid, row in judged.items()}
-        yield Check(f"creative_writing of {model}, both judges", mean(rows), score, 0.3)
+        yield Check(f"creative_writing of {model}, both judges", weighted_mean(rows), score, 0.3)
 
 
 def judge_officially(
     place: Path, assets: Assets, bench: ArenaHard, answers: Mapping[str, str | None]
 ) -> dict[str, dict]:
     """Return the rows that the official `gen_judgment.py` writes, by uid, if the judge gives `answers`."""
-    config = bench.config | {"judge_model": JUDGE, "model_list": [MODEL]}
+    config = bench.config | {"judge_model": JUDGE_LABEL, "model_list": [MODEL]}
     endpoint = {"endpoints": None, "api_type": "answers", "parallel": 4, "max_tokens": 1, "temperature": 0.0}
     (place / "settings.yaml").write_text(yaml.safe_dump(config))
-    (place / "endpoints.yaml").write_text(yaml.safe_dump({JUDGE: endpoint}))
+    (place / "endpoints.yaml").write_text(yaml.safe_dump({JUDGE_LABEL: endpoint}))
     write_json(place / "answers.json", dict(answers))
     settings = (config["temperature"], config["max_tokens"])
     arguments = ("--setting-file", "settings.yaml", "--endpoint-file", "endpoints.yaml")
     script = assets.path("arena_hard", "gen_judgment")
     run_official(script, *arguments, cwd=place, stubs=NOTHING, first=ANSWER.replace("SETTINGS", repr(settings)))
-    written = place / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
+    written = place / "data" / BENCH / "model_judgment" / JUDGE_LABEL / f"{MODEL}.jsonl"
     return {row["uid"]: row for row in read_jsonl(written)}
 
 
@@ -176,7 +176,7 @@ def made_up_answer(generator: random.Random) -> str:
 
 def judgments_path(folder: Path) -> Path:
     """Return the path of our judgment file."""
-    return folder / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
+    return folder / "model_judgment" / JUDGE_LABEL / f"{MODEL}.jsonl"
 
 
 def chat_digest(chat: Chat) -> str:

@@ -18,7 +18,7 @@ from pyarrow.parquet import write_table
 
 from evaluation.assets import Assets
 from evaluation.files import read_json
-from evaluation.metric import Rows, mean
+from evaluation.metric import Rows, weighted_mean
 from evaluation.official import ScriptError, run_official
 from evaluation.wildbench.benchmark import REFERENCES, WildBench, pairwise_path, score_path
 from evaluation.wildbench.prompts import read_conversations
@@ -105,7 +105,7 @@ def reported(
     scored: Mapping[str, Judged], metric: str, rewards: Mapping[str, Mapping[str, Judged]] | None = None
 ) -> float:
     """Return a metric as a report prints it."""
-    return mean(score_wildbench(scored, rewards or {}, len(scored)).rows[metric])
+    return weighted_mean(score_wildbench(scored, rewards or {}, len(scored)).rows[metric])
 
 
 def published_scores(assets: Assets, table: Mapping[str, Any]) -> Iterator[Check]:
@@ -335,5 +335,7 @@ def table_checks(folder: Path, rows: Mapping[str, Rows]) -> Iterator[Check]:
     numbers |= {f"WB-Score: {group}": 10 * score for group, score in ratings["task_categorized_scores"].items()}
     numbers |= {f"WB-Reward: {name}": 100 * row["reward"] for name, row in zip(REFERENCES, rewards, strict=True)}
     yield worst(
-        "metrics as the official tables have them", {k: (mean(rows[k]), v) for k, v in numbers.items()}, ROUNDING
+        "metrics as the official tables have them",
+        {k: (weighted_mean(rows[k]), v) for k, v in numbers.items()},
+        ROUNDING,
     )

@@ -11,7 +11,7 @@ import yaml
 
 from evaluation.assets import Assets
 from evaluation.files import read_json, read_jsonl
-from evaluation.metric import mean
+from evaluation.metric import weighted_mean
 from evaluation.official import run_official
 from evaluation.writingbench.benchmark import WritingBench, outputs_path, scores_path
 from rankbuffer_tools.batch.chat import Chat
@@ -166,8 +166,10 @@ def table_checks(folder: Path, script: Path, queries: Path, bench: WritingBench)
     (official,) = read_json(folder / "table.json")
     rows = bench.scores(folder, MODEL).rows
     yield Check("queries counted", len(rows["Overall"]), official["Count"])
-    yield Check("Overall x 10", mean(rows["Overall"]), 10 * official["Overall"], ROUNDING)
+    yield Check("Overall x 10", weighted_mean(rows["Overall"]), 10 * official["Overall"], ROUNDING)
     domains = {
-        name: (mean(each), 10 * official[f"Domain1_{name}"]) for name, each in rows.items() if name != "Overall"
+        name: (weighted_mean(each), 10 * official[f"Domain1_{name}"])
+        for name, each in rows.items()
+        if name != "Overall"
     }
     yield worst("domains x 10", domains, ROUNDING)

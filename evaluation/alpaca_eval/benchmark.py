@@ -26,10 +26,10 @@ from .scores import is_switched, read_pilot_preference, read_preference, win_rat
 WIN_RATE = "win rate"
 LENGTH_CONTROLLED = "length-controlled win rate"
 
-TOKEN = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
+FIXED_FIELDS = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
 """Fields that `judge_request` cannot change."""
 
-REQUEST = TOKEN | {"temperature": 1, "seed": None}  # as the official request, which has no seed
+REQUEST = FIXED_FIELDS | {"temperature": 1, "seed": None}  # as the official request, which has no seed
 
 
 class AlpacaEval:
@@ -108,7 +108,7 @@ class AlpacaEval:
         log, what = folder / "judge.jsonl", f"{self.title}: {model}"
         request = settings.endpoint.request
         # The log probabilities of the one token are the verdict.
-        fixed = {field: value for field, value in request.items() if field not in TOKEN}
+        fixed = {field: value for field, value in request.items() if field not in FIXED_FIELDS}
         settings = replace(settings, judge_request=fixed)
         # The official reader takes any answer, also of a judge that thinks.
         try_judge(settings, self.chats(outputs, read_pilot_preference), log, what)

@@ -76,7 +76,7 @@ class ArenaHard:
         """See [`Benchmark`]."""
         path = self.outputs_path(folder, model)
         return check_outputs(
-            list(self.questions), ((row.get("uid"), answer_of(row, path)) for row in read_jsonl(path, BROUGHT)), path
+            list(self.questions), ((row.get("uid"), row_answer(row, path)) for row in read_jsonl(path, BROUGHT)), path
         )
 
     def chats(self, outputs: Mapping[str, str], need_label: bool = False) -> dict[str, Chat]:
@@ -152,7 +152,7 @@ def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], 
     return {"score": label, "answer": text}
 
 
-def answer_of(row: Mapping, path: Path) -> str:
+def row_answer(row: Mapping, path: Path) -> str:
     """Return the text of a row of an official answer file, or raise [`OutputError`] if the row has none."""
     try:
         return row["messages"][-1]["content"]["answer"]
@@ -162,4 +162,4 @@ def answer_of(row: Mapping, path: Path) -> str:
 
 def read_answer_file(path: Path) -> dict[str, str]:
     """Return the answers of an official answer file by uid."""
-    return {row["uid"]: answer_of(row, path) for row in read_jsonl(path)}
+    return {row["uid"]: row_answer(row, path) for row in read_jsonl(path)}

@@ -19,7 +19,7 @@ from ..official import run_official
 from .scores import BATTLE_SCORES
 
 BENCH = "arena-hard-v2.0"
-JUDGE = "judge"
+JUDGE_LABEL = "judge"
 NOTHING = {"boto3": "", "shortuuid": ""}  # the scripts import them, and use neither here
 
 
@@ -40,7 +40,7 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
     with TemporaryDirectory() as place:
         there = official_layout(Path(place) / "official", checkout)
         rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
-        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / found[0].name, rows)
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE_LABEL / found[0].name, rows)
         plain = there / "plain"
         plain.mkdir()
         for name in {row["baseline"] for row in rows}:
@@ -52,7 +52,7 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
         run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
         printed = []
         for category in dict.fromkeys(row["category"] for row in rows):
-            arguments = ("-j", JUDGE, "-c", category, "-f", "markdown", "length")
+            arguments = ("-j", JUDGE_LABEL, "-c", category, "-f", "markdown", "length")
             printed.append(run_official(there / "show_result.py", *arguments, cwd=there, stubs=stubs))
         return "\n".join(printed)
 

@@ -22,8 +22,8 @@ from .prompts import (
     output_texts,
     pairwise_prompt,
     positions,
-    read_choice,
     read_conversations,
+    read_pairwise_choice,
     read_reference,
     read_score,
     scoring_prompt,
@@ -139,7 +139,7 @@ class WildBench:
                 if all(map(is_whole, pair)):  # the official tables drop the verdict on any other pair
                     a, b = pair if self.first[session] else reversed(pair)
                     prompt = pairwise_prompt(self.templates["pairwise_template"], self.conversations[session], a, b)
-                    yield f"{reference}/{session}", chat("reward", session, prompt, read_choice)
+                    yield f"{reference}/{session}", chat("reward", session, prompt, read_pairwise_choice)
 
     def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""

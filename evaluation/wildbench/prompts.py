@@ -17,7 +17,7 @@ from rankbuffer_trl.judge import VerdictError, fill, shorten_json
 
 from ..assets import AssetError
 from ..benchmark import OutputError, read_json_answer, shortened
-from .scores import EMPTY, REWARDS, groups_of, rating, shorten
+from .scores import EMPTY, REWARDS, cut_words, groups_of, rating
 
 MAX_WORDS = 1000  # of each text in a pairwise prompt; a scoring prompt shows whole texts
 
@@ -64,8 +64,8 @@ def scoring_prompt(template: str, conversation: Conversation, response: str) -> 
 def pairwise_prompt(template: str, conversation: Conversation, first: str, second: str) -> str:
     """Return the prompt that asks which of two responses is better. `first` is A. Both come from [`display`]."""
     texts = {
-        "{$history}": shorten(conversation.history, MAX_WORDS),
-        "{$user_query}": shorten(conversation.query, MAX_WORDS),
+        "{$history}": cut_words(conversation.history, MAX_WORDS),
+        "{$user_query}": cut_words(conversation.query, MAX_WORDS),
         "{$candidate_A}": first,
         "{$candidate_B}": second,
         "{$checklist}": conversation.criteria,
@@ -75,7 +75,7 @@ def pairwise_prompt(template: str, conversation: Conversation, first: str, secon
 
 def display(response: str) -> str:
     """Return a response as a pairwise prompt shows it: cut after [`MAX_WORDS`], or a note that it is empty."""
-    short = shorten(response, MAX_WORDS)
+    short = cut_words(response, MAX_WORDS)
     return short if short.strip() else EMPTY
 
 
@@ -86,7 +86,7 @@ def read_score(answer: str, cut_off: bool = False) -> dict[str, Any]:
     return verdict
 
 
-def read_choice(answer: str, cut_off: bool = False) -> dict[str, Any]:
+def read_pairwise_choice(answer: str, cut_off: bool = False) -> dict[str, Any]:
     """Return a judge's answer whose `choice` is one of the five verdicts. Else raise [`VerdictError`]."""
     verdict = read_json_answer(answer, ["choice"], cut_off)
     if not isinstance(verdict["choice"], str) or verdict["choice"] not in REWARDS:

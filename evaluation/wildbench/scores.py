@@ -59,7 +59,7 @@ def groups_of(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(GROUP_OF[tag] for tag in tags))
 
 
-def shorten(text: str, max_words: int) -> str:
+def cut_words(text: str, max_words: int) -> str:
     """Cut `text` after `max_words` words, with a note if it has more."""
     words = text.split(" ")  # as officially: newlines separate no words
     return " ".join(words[:max_words]) + CUT if len(words) > max_words else text

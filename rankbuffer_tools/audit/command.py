@@ -145,7 +145,7 @@ def audit(config: AuditConfig) -> Audit:
         [`JudgeError`]: if the judge cannot be asked.
     """
     judge = config.judge().client.name
-    check_not_lost(Path(config.output_dir) / RESULT, judge)
+    check_same_judge(Path(config.output_dir) / RESULT, judge)
     groups, references = config.load()
     asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
     for group in groups[:FURTHER]:
@@ -172,7 +172,7 @@ def audit(config: AuditConfig) -> Audit:
     )
 
 
-def check_not_lost(result: Path, judge: str) -> None:
+def check_same_judge(result: Path, judge: str) -> None:
     """Refuse to write over the audit of another judge. The same judge may have another address."""
     old = judge
     with suppress(OSError, ValueError, LookupError, TypeError):  # there is none, or it cannot be read

@@ -61,7 +61,7 @@ def lists_tau(answers: QueryVerdicts) -> float | None:
     orders = answers.rankings.orders
     if len(orders) < LISTS:  # a judge that prefers the ends ranks a list as its reverse
         return None
-    return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
+    return mean_or_none([ordering_tau(one, other) for one, other in combinations(orders, 2)])
 
 
 def slope(shown: Order, one: Order, other: Order) -> float:
@@ -73,7 +73,7 @@ def slope(shown: Order, one: Order, other: Order) -> float:
     return sum(a * b for a, b in zip(moved, gained, strict=True)) / sum(a * a for a in moved)
 
 
-def mean(values: Sequence[float]) -> float | None:
+def mean_or_none(values: Sequence[float]) -> float | None:
     """Return the mean, `None` if there are no values."""
     return fmean(values) if values else None
 
@@ -90,7 +90,7 @@ def pairs_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
     if not scores:
         return None
     verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.rankings.pairs)) for won in both]
-    return mean([(1 + sign(scores[won] - scores[lost])) / 2 for lost, won in verdicts])
+    return mean_or_none([(1 + sign(scores[won] - scores[lost])) / 2 for lost, won in verdicts])
 
 
 def pairs_with_lists(answers: QueryVerdicts) -> float | None:
@@ -110,13 +110,15 @@ def leads_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
     if not scores:
         return None
     leads = preferences(answers.odds)
-    return mean([(1 + sign(lead) * sign(scores[a] - scores[b])) / 2 for (a, b), (lead, _) in leads.items()])
+    return mean_or_none([(1 + sign(lead) * sign(scores[a] - scores[b])) / 2 for (a, b), (lead, _) in leads.items()])
 
 
 def leads_after_exchange(answers: QueryVerdicts) -> float | None:
     """Return the share of pairs with the same leader, in log odds, after the labels A and B are exchanged."""
     straight, crossed = preferences(answers.odds), preferences(answers.crossed_odds)
-    return mean([(1 + sign(straight[pair][0]) * sign(crossed[pair][0])) / 2 for pair in crossed if pair in straight])
+    return mean_or_none(
+        [(1 + sign(straight[pair][0]) * sign(crossed[pair][0])) / 2 for pair in crossed if pair in straight]
+    )
 
 
 def label_share(answers: QueryVerdicts) -> float | None:
@@ -150,7 +152,7 @@ def gain_of_means(answers: QueryVerdicts) -> float | None:
 def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
     ratings = answers.rankings.ratings
-    return mean([float(ratings.count(rating) > 1) for rating in ratings])
+    return mean_or_none([float(ratings.count(rating) > 1) for rating in ratings])
 
 
 def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
@@ -214,21 +216,21 @@ MEASURES = (
         "lists_identical",
         "identical",
         "share of reversed lists ranked the same both times",
-        lambda a: mean([float(one == other) for _, one, other in a.reversed_lists]),
+        lambda a: mean_or_none([float(one == other) for _, one, other in a.reversed_lists]),
         lambda n: 1 / math.factorial(n),
     ),
     Measure(
         "lists_bias",
         "position bias",
         "ranks gained per place shown later; 0 is none",
-        lambda a: mean([slope(*lists) for lists in a.reversed_lists]),
+        lambda a: mean_or_none([slope(*lists) for lists in a.reversed_lists]),
         better=0,
     ),
     Measure(
         "pairs_flip",
         "pairs that flip",
         "share of pairs whose winner depends on who is first",
-        lambda a: mean([float(one != other) for _, one, other in in_both_orders(dict(a.rankings.pairs))]),
+        lambda a: mean_or_none([float(one != other) for _, one, other in in_both_orders(dict(a.rankings.pairs))]),
         lambda n: 0.5,
         better=-1,
         main=True,
@@ -237,7 +239,9 @@ MEASURES = (
         "pairs_first",
         "position bias",
         "share won by the sample shown first; 0.50 is no bias",
-        lambda a: mean([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.rankings.pairs))]),
+        lambda a: mean_or_none(
+            [((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.rankings.pairs))]
+        ),
         lambda n: 0.5,
         better=0,
     ),
@@ -261,7 +265,7 @@ MEASURES = (
         "put_back",
         "put back",
         "share of samples inserted where the lists have them",
-        lambda a: mean([float(distance == 0) for distance in displacements(a)]),
+        lambda a: mean_or_none([float(distance == 0) for distance in displacements(a)]),
         lambda n: 1 / n,
         main=True,
     ),
@@ -269,7 +273,7 @@ MEASURES = (
         "put_back_distance",
         "distance",
         "places off, on average",
-        lambda a: mean(displacements(a)),
+        lambda a: mean_or_none(displacements(a)),
         best_constant,
         better=-1,
     ),
@@ -357,7 +361,7 @@ MEASURES = (
         "soft_place",
         "position bias",
         "log odds that being shown first adds; 0 is no bias",
-        lambda a: mean([place for _, place in preferences(a.odds).values()]),
+        lambda a: mean_or_none([place for _, place in preferences(a.odds).values()]),
         better=0,
     ),
     Measure(

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from .rankings import QueryRankings
 
-REFERENCES = (
+REFERENCES_NOTE = (
     "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
     " audit says nothing about rollouts: sample the policy."
 )
@@ -164,7 +164,7 @@ def verdict(audit: Audit) -> str:
     if soft:
         said = f"{said} {note_on_probabilities(audit.measured, blind)}"
     if audit.references:
-        return f"{said} {REFERENCES}"
+        return f"{said} {REFERENCES_NOTE}"
     if audit.train_with:
         return f"{said} The recipe for it: {audit.train_with}.yaml."
     return said if blind else f"{said} No recipe rests on what is clear: do not train with it."

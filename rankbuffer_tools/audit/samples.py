@@ -30,7 +30,7 @@ from rankbuffer_trl.data import (
     response_faults,
     text_faults,
 )
-from rankbuffer_trl.decoding import shorten
+from rankbuffer_trl.decoding import excerpt
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import (
     Call,
@@ -142,7 +142,7 @@ def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
         query_id, responses = row["query_id"], row.get("responses")
         # A loop that raises: the first fault is enough.
         for key, problem, value in chain(text_faults("query_id", query_id), response_faults(responses, 0)):
-            raise DataError(f"{place}: {key} {problem}, got {shorten(value)}")
+            raise DataError(f"{place}: {key} {problem}, got {excerpt(value)}")
         texts = list(dict.fromkeys(responses))[:MAX_SAMPLES]  # type: ignore[arg-type]  # checked above
         if len(texts) < MIN_SAMPLES:
             raise DataError(

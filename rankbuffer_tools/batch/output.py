@@ -12,7 +12,7 @@ from datasets import Dataset
 from pyarrow import ArrowException
 
 from rankbuffer_trl.data import DataError
-from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.decoding import read_json_as
 from rankbuffer_trl.files import replacing
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
@@ -60,7 +60,7 @@ def write_rows(path: Path, rows: Iterable[dict]) -> None:
         write_as(path.suffix, draft, rows)
 
 
-def check_rows(path: Path, rows: Iterable[dict]) -> None:
+def try_write(path: Path, rows: Iterable[dict]) -> None:
     """Raise the [`DataError`] that `write_rows` would raise, before answers for these rows are paid for."""
     write_as(path.suffix, Path(os.devnull), rows)
 
@@ -120,7 +120,7 @@ def read_provenance(path: str | Path) -> list[dict[str, Any]]:
     if not record.is_file():
         return []
     try:
-        return [dict(step) for step in read_json(record, Provenance)["steps"]]
+        return [dict(step) for step in read_json_as(record, Provenance)["steps"]]
     except ValueError as error:
         raise DataError(f"{record.parent}: {error}; delete that record to continue without it") from error
 

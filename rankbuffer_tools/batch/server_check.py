@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COUNTED = 5  # prompts that are counted exactly: the longest text need not have the most tokens
+COUNTED_QUESTIONS = 5  # prompts that are counted exactly: the longest text need not have the most tokens
 CHARACTERS_PER_TOKEN = 3  # few for English, so that an estimate is too high rather than too low
 TURN_TOKENS = 256  # the judge's chat template, and the turn that names the fault of an answer
 QUOTED = 8  # with `judge_guard`, the marks in front of lines are about one token in eight
@@ -117,8 +117,8 @@ async def check_server(client: "OpenAIClient") -> int | None:
 
 
 def longest_of(questions: Iterable[Askable], guard: bool) -> list[Askable]:
-    """Return the [`COUNTED`] questions whose prompts have most characters."""
-    return heapq.nlargest(COUNTED, questions, key=lambda question: len(text_of(question, guard)))
+    """Return the [`COUNTED_QUESTIONS`] questions whose prompts have most characters."""
+    return heapq.nlargest(COUNTED_QUESTIONS, questions, key=lambda question: len(text_of(question, guard)))
 
 
 def text_of(question: Askable, guard: bool) -> str:

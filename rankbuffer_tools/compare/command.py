@@ -31,7 +31,7 @@ from ..report.runs import Run, open_runs
 from .config import CompareConfig, CompareParser
 from .duel import Duels, draw, duel_score, measures_of, questions_of
 
-WIDTH = 56
+COLUMN_WIDTH = 56
 MUCH = 0.2  # a change of a share that a reader should look at
 SIGNS = {  # of answers, each with the sign of a change for the worse
     "ended": (-1, "answers end before the limit"),
@@ -53,7 +53,7 @@ def compare(config: CompareConfig) -> int:
         from . import policies  # here, since stored answers need no engine
 
         found |= {"models": config.labelled_models(), "dataset": config.dataset_name}
-        check_not_lost(config, found)
+        check_same_comparison(config, found)
         asked = policies.prompts_of(config, queries)
         duels = policies.longest(config, asked)
         found["run"] = seen_in_training(config, queries)
@@ -92,7 +92,7 @@ def compare(config: CompareConfig) -> int:
     return 0
 
 
-def check_not_lost(config: CompareConfig, asked: Mapping[str, Any]) -> None:
+def check_same_comparison(config: CompareConfig, asked: Mapping[str, Any]) -> None:
     """Refuse to write over the result of other policies or prompts, which may be the only proof of a training."""
     old: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # there is none, or it cannot be read
@@ -150,8 +150,8 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, A
 
 def side_by_side(query: Query, labels: Sequence[str], answers: Sequence[str]) -> str:
     """Return two answers in two columns."""
-    columns = [[label, "", *textwrap.wrap(text, WIDTH)] for label, text in zip(labels, answers, strict=True)]
-    lines = [f"{left:{WIDTH + 2}}{right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+    columns = [[label, "", *textwrap.wrap(text, COLUMN_WIDTH)] for label, text in zip(labels, answers, strict=True)]
+    lines = [f"{left:{COLUMN_WIDTH + 2}}{right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
     return "\n".join([f"\n== {query.text}", "", *lines])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.data import FILE_BUILDERS, check_columns, iterate, load_queries, normal_row, row_faults
-from rankbuffer_trl.decoding import shorten
+from rankbuffer_trl.decoding import excerpt
 
 
 def list_faults(name: str, split: str) -> Iterator[str]:
@@ -43,7 +43,7 @@ def rows_of(name: str, split: str) -> Iterator[tuple[str, Any, str]]:
     path = Path(name)
     if FILE_BUILDERS.get(path.suffix) == "json" and path.is_file() and split == "train":
         for place, row, fault in json_rows(path):
-            yield place, row, fault or ("" if isinstance(row, dict) else f"must be a JSON object, got {shorten(row)}")
+            yield place, row, fault or ("" if isinstance(row, dict) else f"must be a JSON object, got {excerpt(row)}")
     else:
         for number, row in enumerate(iterate(load_queries(name, split=split)), start=1):
             yield f"row {number}", row, ""

@@ -15,12 +15,12 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbuffer_trl.files import replacing
 
-from .tables import Row
+from .tables import TableRow
 
 BLUE, GREEN, RED, GOLD, GREY = "#3d7ea6", "#2e8b57", "#b5485d", "#c9a227", "#9aa5b1"
 PURPLE, ORANGE, TEAL, SLATE = "#8265a7", "#c77b3b", "#4aa3a2", "#7d8794"
 POINTS = 400  # places of a line or of bars; a page with a point for each of 100,000 steps opens in no browser
-WIDTH = 4.6  # inches of a picture
+CHART_INCHES = 4.6  # inches of a picture
 INK, LINE = "#2b3036", "#dfe3e8"  # the page replaces these two by the colours of its theme
 STYLE = {
     "text.color": INK,
@@ -49,7 +49,7 @@ class Chart:
     title: str
     caption: str  # how to read it
     figure: Figure
-    table: Sequence[Row]  # the numbers
+    table: Sequence[TableRow]  # the numbers
 
     def png(self) -> bytes:
         """Return the picture on white, for documents."""
@@ -87,12 +87,12 @@ def save(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
-def window(table: Sequence[Row]) -> int:
+def window(table: Sequence[TableRow]) -> int:
     """Return how many rows one point stands for, so that there are at most `POINTS`."""
     return max(1, -(-len(table) // POINTS))
 
 
-def column(table: Sequence[Row], name: str) -> list[float]:
+def column(table: Sequence[TableRow], name: str) -> list[float]:
     """Return one column to draw: means of windows of rows if these are more than `POINTS`."""
     size, values = window(table), [row[name] for row in table]
     windows = ([each for each in values[i : i + size] if each is not None] for i in range(0, len(values), size))
@@ -124,7 +124,7 @@ def thousands(value: float, _: float = 0) -> str:
 def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tuple[Figure, list[Axes]]:
     """Make a figure and its axes."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(CHART_INCHES, height), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -137,6 +137,6 @@ def legend(*axes: Axes, columns: int = 2) -> None:
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:
         wide = 34 + 5.4 * max(map(len, unique))  # points: a handle with its gaps, and letters of size 9
-        columns = max(1, min(columns, int(72 * WIDTH // wide)))
+        columns = max(1, min(columns, int(72 * CHART_INCHES // wide)))
         with matplotlib.rc_context(STYLE):
             axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=9)

@@ -37,7 +37,7 @@ from .chart import (
 )
 from .progress import gain_table, reach_table, rise_table
 from .runs import Run
-from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
+from .tables import BIN_WIDTH, TableRow, advantage_bins, distinct, joined, trailing_means
 
 SOURCE_COLOURS = {
     "initial": GREY,
@@ -72,7 +72,7 @@ PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
 
-def reward_chart(table: Sequence[Row], flat: bool = False) -> Chart:
+def reward_chart(table: Sequence[TableRow], flat: bool = False) -> Chart:
     """Draw mean and spread of the rewards unless they are flat, and the shares of tied, unscored or empty rollouts."""
     figure, (*upper, bottom) = panels(1 if flat else 2, sharex=True)
     steps = column(table, "step")
@@ -102,7 +102,7 @@ def reward_chart(table: Sequence[Row], flat: bool = False) -> Chart:
 
 
 def cost_chart(
-    name: str, title: str, caption: str, unit: str, table: Sequence[Row], parts: Sequence[tuple[str, str]]
+    name: str, title: str, caption: str, unit: str, table: Sequence[TableRow], parts: Sequence[tuple[str, str]]
 ) -> Chart:
     """Draw a cost by step, stacked from its parts (column, label), and its sum so far."""
     figure, (top, bottom) = panels(2, sharex=True)
@@ -123,7 +123,7 @@ def cost_chart(
     return Chart(name, title, f"{sum(costs):,.0f} {unit} in all. {caption}", figure, table)
 
 
-def judge_charts(table: Sequence[Row]) -> list[Chart]:
+def judge_charts(table: Sequence[TableRow]) -> list[Chart]:
     """Draw calls, tokens and seconds."""
     tokens = [row | {"new_tokens": row["prompt_tokens"] - row["cached_tokens"]} for row in table]
     parts = [("new_tokens", "prompt"), ("cached_tokens", "prompt, cached"), ("completion_tokens", "completion")]
@@ -143,7 +143,7 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
     return charts
 
 
-def failure_chart(table: Sequence[Row]) -> Chart:
+def failure_chart(table: Sequence[TableRow]) -> Chart:
     """Draw the judgments that failed and the requests that were repeats."""
     figure, (axes,) = panels()
     # Each call or failure takes one request.
@@ -158,7 +158,7 @@ def failure_chart(table: Sequence[Row]) -> Chart:
     return Chart("failures", "Judge: failures", caption, figure, table)
 
 
-def growth_chart(table: Sequence[Row]) -> Chart:
+def growth_chart(table: Sequence[TableRow]) -> Chart:
     """Draw anchors by source (figure "Dynamic buffer evolution", a)."""
     figure, (axes,) = panels()
     epochs, width = column(table, "epoch"), 0.8 * window(table)
@@ -173,12 +173,12 @@ def growth_chart(table: Sequence[Row]) -> Chart:
     return Chart("buffer_growth", "Buffers: anchors by source", caption, figure, table)
 
 
-def present(table: Sequence[Row]) -> list[str]:
+def present(table: Sequence[TableRow]) -> list[str]:
     """Return the sources that occur in a table."""
     return [source for source in SOURCES if any(row[source] for row in table)]
 
 
-def composition_chart(table: Sequence[Row]) -> Chart:
+def composition_chart(table: Sequence[TableRow]) -> Chart:
     """Draw the sources along the quality scale at the end of some epochs (figure "Dynamic buffer evolution", b)."""
     epochs = sorted({row["epoch"] for row in table})
     last = len(epochs) - 1
@@ -209,7 +209,7 @@ def composition_chart(table: Sequence[Row]) -> Chart:
     return Chart("composition", "Buffers: sources along the quality scale", caption, figure, table)
 
 
-def insertion_chart(table: Sequence[Row]) -> Chart:
+def insertion_chart(table: Sequence[TableRow]) -> Chart:
     """Draw where rollouts are placed among the anchors."""
     figure, (axes,) = panels()
     placed = [row for row in table if row["placed"]]  # a step without a placement has no shares
@@ -230,7 +230,7 @@ def insertion_chart(table: Sequence[Row]) -> Chart:
     return Chart("insertions", "Buffers: where rollouts are placed", caption, figure, table)
 
 
-def occupancy_chart(table: Sequence[Row]) -> Chart:
+def occupancy_chart(table: Sequence[TableRow]) -> Chart:
     """Draw how many intervals there are, and how many of them hold a rollout."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps = column(table, "step")
@@ -245,7 +245,7 @@ def occupancy_chart(table: Sequence[Row]) -> Chart:
     return Chart("occupancy", "Buffers: occupied intervals", caption, figure, table)
 
 
-def maintenance_chart(table: Sequence[Row]) -> Chart:
+def maintenance_chart(table: Sequence[TableRow]) -> Chart:
     """Draw the anchors that were added and pruned in each epoch, by source."""
     figure, (axes,) = panels()
     epochs, width = column(table, "epoch"), 0.8 * window(table)
@@ -267,7 +267,7 @@ def maintenance_chart(table: Sequence[Row]) -> Chart:
     return Chart("maintenance", "Buffers: anchors added and pruned", caption, figure, table)
 
 
-def log_chart(table: Sequence[Row]) -> Chart:
+def log_chart(table: Sequence[TableRow]) -> Chart:
     """Draw what the trainer logged of the policy up to the newest checkpoint."""
     names = [name for name in table[0] if name != "step"]
     figure, axes = panels(len(names), height=1.1 * len(names) + 0.4, sharex=True)
@@ -289,7 +289,7 @@ def run_colour(number: int) -> str:
     return RUN_COLOURS[number % len(RUN_COLOURS)]
 
 
-def curve_chart(name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[Row]]) -> Chart:
+def curve_chart(name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[TableRow]]) -> Chart:
     """Draw the quality by step: a dot per step, and the mean over the last twentieth of the run's steps as a line."""
     figure, (axes,) = panels()
     for number, (run, table) in enumerate(runs.items()):
@@ -308,7 +308,7 @@ def smoothing(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
+def efficiency_chart(runs: Mapping[str, Sequence[TableRow]], label: str) -> Chart:
     """Draw score against judge tokens and calls, one line per run (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
     for each, (key, unit) in zip(axes, COSTS, strict=True):
@@ -323,7 +323,7 @@ def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
     return Chart("efficiency", "Score against judging cost", caption, figure, joined(runs))
 
 
-def score_chart(ours: Sequence[Row], theirs: Sequence[Row]) -> Chart:
+def score_chart(ours: Sequence[TableRow], theirs: Sequence[TableRow]) -> Chart:
     """Draw average scores against judging cost, ours and the paper's (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
     colours = {method: run_colour(i) for i, method in enumerate(dict.fromkeys(row["method"] for row in ours))}
@@ -352,16 +352,16 @@ def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], 
     runs = {run: advantage_bins(groups) for run, groups in advantages.items()}
     for number, (each, run) in enumerate(zip(axes, advantages, strict=True)):
         bins = runs[run]
-        each.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * LEVEL, color=run_colour(number))
+        each.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * BIN_WIDTH, color=run_colour(number))
         each.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
         each.yaxis.set_major_formatter(PercentFormatter(1))
     axes[-1].set_xlabel("normalised advantage")
     figure.supylabel("share of rollouts", fontsize=9, color=INK)
-    caption = f"Advantages from the method's reward, without the format reward, in bins of {LEVEL:g}."
+    caption = f"Advantages from the method's reward, without the format reward, in bins of {BIN_WIDTH:g}."
     return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(runs))
 
 
-def gain_chart(table: Sequence[Row]) -> Chart:
+def gain_chart(table: Sequence[TableRow]) -> Chart:
     """Draw how often the judge prefers new responses to those of the previous visit, with intervals."""
     figure, (axes,) = panels()
     shown = [row for row in table if row["probability"] is not None]
@@ -381,7 +381,7 @@ def gain_chart(table: Sequence[Row]) -> Chart:
     return Chart("gains", "Progress: against the previous visit", caption, figure, table)
 
 
-def rise_chart(table: Sequence[Row]) -> Chart:
+def rise_chart(table: Sequence[TableRow]) -> Chart:
     """Draw who rises and who does not: a row per query, a column per visit."""
     figure, (axes,) = panels()
     visits = [name for name in table[0] if name != "query"]
@@ -404,7 +404,7 @@ def rise_chart(table: Sequence[Row]) -> Chart:
     return Chart("queries", "Progress: each query against its first visit", caption, figure, table)
 
 
-def reach_chart(table: Sequence[Row], best: int) -> Chart:
+def reach_chart(table: Sequence[TableRow], best: int) -> Chart:
     """Draw the share of rollouts above each initial anchor, by epoch. The one of the number `best` is the best."""
     figure, (axes,) = panels()
     anchors = list(dict.fromkeys(row["anchor"] for row in table))
@@ -425,7 +425,7 @@ def reach_chart(table: Sequence[Row], best: int) -> Chart:
     return Chart("reach", "Progress: against the data set's responses", caption, figure, table)
 
 
-def probe_chart(table: Sequence[Row]) -> Chart:
+def probe_chart(table: Sequence[TableRow]) -> Chart:
     """Draw what answers look like, and how far the rewards of a group follow it."""
     # A line that is zero at every step says nothing. There are always words.
     names = [name for name in PROBE_LABELS if name == "words" or any(row.get(name) for row in table)]

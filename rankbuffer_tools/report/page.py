@@ -17,7 +17,7 @@ from string import Template
 from .browser import VISITS
 from .chart import POINTS, Chart, clean
 from .charts import SOURCE_COLOURS, SOURCE_LABELS, run_colour
-from .tables import Row
+from .tables import TableRow
 
 FILES = files(__package__)
 # The judgments by kind: the key of each column in a row, and the heading above its values.
@@ -42,7 +42,7 @@ class RunSection:
     summary: Mapping[str, str]  # its row in the table of runs, by heading
     facts: Mapping[str, str]  # the rows of the table that describes it
     charts: Sequence[Chart]
-    kinds: Sequence[Row]  # its judgments by kind
+    kinds: Sequence[TableRow]  # its judgments by kind
     index: dict  # what the buffer browser loads first, see `browser_index`
     pages: Sequence[str]  # queries, packed one by one: the browser opens one at a time
 
@@ -198,7 +198,7 @@ def figure_html(chart: Chart, salt: str) -> str:
     return f"<figure><h3>{escape(chart.title)}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
-def kinds_html(kinds: Sequence[Row]) -> str:
+def kinds_html(kinds: Sequence[TableRow]) -> str:
     """Return the judgments by kind as a table."""
     if not kinds:
         return ""

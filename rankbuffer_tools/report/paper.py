@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.decoding import read_json_as
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.rewards import load_method
 from rankbuffer_trl.store import history
@@ -22,7 +22,7 @@ from rankbuffer_trl.store import history
 from ..paper import average, number, paper, paper_recipes, paper_rows
 from .chart import save
 from .runs import Run
-from .tables import Row
+from .tables import TableRow
 
 PAPER, MISSING = "the paper", "no run"
 HEADS = paper()["columns"]  # by name of the column
@@ -40,7 +40,7 @@ def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     found = {}
     for path in (path / "results.json" if path.is_dir() else path for path in paths):
         try:
-            found[path] = read_json(path, dict[str, Any])
+            found[path] = read_json_as(path, dict[str, Any])
         except ValueError as error:
             raise SettingsError(f"{path}: {error}. Name the output_dir of an evaluation") from None
         if missing := {"judge", "limit", "models", "policies"} - found[path].keys():
@@ -65,16 +65,16 @@ def row_of(run: Mapping[str, Any]) -> str | None:
     return None
 
 
-def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
+def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[TableRow]:
     """Return a row for each run, and one for each evaluated model that is the policy of none of them.
 
     Raises:
         [`SettingsError`]: if an evaluation has no model of these runs, or if two have scores of the same run.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     started = {Path(run.manifest.get("policy") or "").name for run in runs}
     places = [(history.run_id(run.store), run.store.last_step()) for run in runs]
-    scores_of: dict[tuple, Row] = {place: {} for place in places}
+    scores_of: dict[tuple, TableRow] = {place: {} for place in places}
     for path, results in evaluations.items():
         known = False
         for label, policy in results["policies"].items():
@@ -107,14 +107,14 @@ def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[
     return rows
 
 
-def _row(method: str, source: str, scores: Mapping[str, float | None]) -> Row:
+def _row(method: str, source: str, scores: Mapping[str, float | None]) -> TableRow:
     columns = {name: scores.get(name) for name in HEADS}
     return {"method": method, "from": source, **columns, "average": average(scores)}
 
 
-def beside_the_paper(rows: Sequence[Row]) -> list[Row]:
+def beside_the_paper(rows: Sequence[TableRow]) -> list[TableRow]:
     """Return our rows of each method, their mean if there are several, and then the paper's row of that method."""
-    table: list[Row] = []
+    table: list[TableRow] = []
     printed = paper_rows()
     for method in dict.fromkeys((*printed, *(row["method"] for row in rows))):
         same = [row for row in rows if row["method"] == method] or [_row(method, MISSING, {})]
@@ -129,7 +129,7 @@ def beside_the_paper(rows: Sequence[Row]) -> list[Row]:
     return table
 
 
-def markdown(table: Sequence[Row], notes: Sequence[str]) -> str:
+def markdown(table: Sequence[TableRow], notes: Sequence[str]) -> str:
     """Return each table of the paper that has a row of ours, and a table of the other rows, in Markdown."""
     ours = {row["method"] for row in table if row["from"] not in (PAPER, MISSING)}
     rest = {"title": "Not in the paper", "blocks": [sorted(ours - paper_rows().keys())]}
@@ -149,7 +149,7 @@ def markdown(table: Sequence[Row], notes: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def marks(rows: Sequence[Row], spec: Mapping[str, Any]) -> dict[tuple[int, str], str]:
+def marks(rows: Sequence[TableRow], spec: Mapping[str, Any]) -> dict[tuple[int, str], str]:
     """Return how the best numbers of a block are written, by row and column: those of ours and of the paper apart."""
     found: dict[tuple[int, str], str] = {}
     for theirs in (False, True):
@@ -182,14 +182,14 @@ def notes_on(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[str]:
     return notes
 
 
-def plain_rows(table: Sequence[Row]) -> list[Row]:
+def unrounded_rows(table: Sequence[TableRow]) -> list[TableRow]:
     """Return the rows with plain numbers in place of those that the paper rounds."""
     return [row | {name: number(row[name]) for name in HEADS} for row in table]
 
 
-def write_paper(output: Path, table: Sequence[Row], notes: Sequence[str]) -> None:
+def write_paper(output: Path, table: Sequence[TableRow], notes: Sequence[str]) -> None:
     """Write `paper.md`, and `paper.csv` and `paper.json` with plain numbers, each row once."""
-    rows, file = plain_rows(table), io.StringIO()
+    rows, file = unrounded_rows(table), io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

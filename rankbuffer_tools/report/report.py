@@ -36,8 +36,8 @@ from .paper import (
     beside_the_paper,
     measured_rows,
     notes_on,
-    plain_rows,
     read_evaluations,
+    unrounded_rows,
     write_paper,
 )
 from .progress import above_middle
@@ -176,7 +176,7 @@ def lane(groups: Sequence[Sequence[float | None]]) -> dict:
     return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
 
 
-def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Sequence[tables.Row]) -> list[Chart]:
+def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Sequence[tables.TableRow]) -> list[Chart]:
     """Draw quality and efficiency if there is a measure, and average scores if the paper's tables have one of ours."""
     charts = []
     if quality:
@@ -190,7 +190,7 @@ def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Seque
             for run in runs
         }
         charts.append(efficiency_chart(costs, MEASURE))
-    drawn = [row for row in plain_rows(table) if None not in row.values()]
+    drawn = [row for row in unrounded_rows(table) if None not in row.values()]
     if ours := [row for row in drawn if row["from"] != PAPER]:
         charts.append(score_chart(ours, [row for row in drawn if row["from"] == PAPER]))
     return charts
@@ -296,7 +296,7 @@ def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> 
     }
 
 
-def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str, str]:
+def risen(run: Run, rewards: Sequence[tables.TableRow], quality: Quality) -> dict[str, str]:
     """Return the mean score of the first and of the last epoch, by label."""
     epoch_of = {row["step"]: row["epoch"] for row in rewards}
     scores: dict[int, list[float]] = {}

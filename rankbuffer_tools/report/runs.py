@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
-from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.decoding import read_json_as
 from rankbuffer_trl.monitoring import buffer_size_table
 from rankbuffer_trl.monitoring.progress import DuelResult, PolicyResult, Visit, comparison_of, duel_of, placements
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import LIVE_STORE, BufferStore, StoreError, copy_live, read_store
 from rankbuffer_trl.store.history import has_calls
 
-from .tables import Row, StepTables, step_tables
+from .tables import StepTables, TableRow, step_tables
 
 GENERIC = re.compile(r"train|run|out|output|checkpoint-\d+")
 
@@ -48,7 +48,7 @@ class RunFacts(TypedDict, total=False):
 def read_run(checkpoint: Path) -> RunFacts:
     """Return what `run.json` says of a run, checked. For errors see [`read_manifest`]."""
     read_manifest(checkpoint)
-    return read_json(checkpoint / FOLDER / RUN, RunFacts)
+    return read_json_as(checkpoint / FOLDER / RUN, RunFacts)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Run:
         return step_tables(self.store)
 
     @cached_property
-    def growth(self) -> list[Row]:
+    def growth(self) -> list[TableRow]:
         """The sizes of its buffers by epoch."""
         return buffer_size_table(self.store)
 

@@ -15,10 +15,10 @@ from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow
 
-Row = dict[str, Any]  # numbers, names, and None where there is no value
+TableRow = dict[str, Any]  # numbers, names, and None where there is no value
 BINS = 10
 PROBED = 100  # steps whose answers a report probes
-LEVEL = 0.1  # width of an advantage bin
+BIN_WIDTH = 0.1  # width of an advantage bin
 POLICY = re.compile(r"(eval_)?rewards/(?!rank_reward/).+/mean|completions/mean_length|entropy")
 EPSILON = 1e-4  # TRL adds the same number to the denominator of the advantage
 
@@ -26,10 +26,10 @@ EPSILON = 1e-4  # TRL adds the same number to the denominator of the advantage
 class StepTables(NamedTuple):
     """The tables that all groups of a run feed: by step, and the last one by epoch."""
 
-    rewards: list[Row]
-    insertions: list[Row]
-    occupancy: list[Row]
-    maintenance: list[Row]
+    rewards: list[TableRow]
+    insertions: list[TableRow]
+    occupancy: list[TableRow]
+    maintenance: list[TableRow]
 
 
 def step_tables(store: BufferStore) -> StepTables:
@@ -63,7 +63,7 @@ def step_tables(store: BufferStore) -> StepTables:
     return found
 
 
-def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> Row:
+def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> TableRow:
     """Return how far the rewards of a group lie apart, and which rollouts have none."""
     known = [_known(group) for group in rewards]
     n = sum(map(len, rewards))
@@ -82,7 +82,7 @@ def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> Row:
     }
 
 
-def occupancy_row(groups: Sequence[GroupRow]) -> Row:
+def occupancy_row(groups: Sequence[GroupRow]) -> TableRow:
     """Return means over the groups that were placed."""
     placed = [(group.k, Counter(group.positions.values())) for group in groups if group.positions]
     rollouts = sum(counts.total() for _, counts in placed)
@@ -98,7 +98,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
+def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[TableRow]:
     """Return, by step, what judging cost in training.
 
     `seconds` is the time that the step waited for the judge, from the trainer's log; `None` where the log does not
@@ -123,7 +123,7 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
     ]
 
 
-def kind_table(store: BufferStore) -> list[Row]:
+def kind_table(store: BufferStore) -> list[TableRow]:
     """Return, by kind of judgment, calls, failures, tokens and means per parsed call."""
     kinds = sorted(_ledger(store, "kind"), key=lambda entry: -entry[1].calls)  # frequent kinds first
     return [
@@ -148,7 +148,7 @@ def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, Tota
         yield value, sums, cancelled.get(value, Totals())
 
 
-def composition_table(store: BufferStore) -> list[Row]:
+def composition_table(store: BufferStore) -> list[TableRow]:
     """Return, by epoch and tenth of the quality scale, anchors by source (figure "Dynamic buffer evolution", b)."""
     table = []
     for epoch, buffers in epoch_ends(store):
@@ -192,11 +192,11 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     return [None if reward is None else (reward - mean) / scale for reward in rewards]
 
 
-def advantage_bins(groups: Sequence[Sequence[float | None]]) -> list[Row]:
-    """Return the bins of width `LEVEL` that hold advantages, and the share of the rollouts that each holds."""
-    levels = Counter(round(value / LEVEL) for group in groups for value in _known(group))
+def advantage_bins(groups: Sequence[Sequence[float | None]]) -> list[TableRow]:
+    """Return the bins of width `BIN_WIDTH` that hold advantages, and the share of the rollouts that each holds."""
+    levels = Counter(round(value / BIN_WIDTH) for group in groups for value in _known(group))
     n = levels.total()
-    return [{"advantage": round(level * LEVEL, 1), "share": count / n} for level, count in sorted(levels.items())]
+    return [{"advantage": round(level * BIN_WIDTH, 1), "share": count / n} for level, count in sorted(levels.items())]
 
 
 def distinct(groups: Sequence[Sequence[float | None]]) -> float:
@@ -204,7 +204,7 @@ def distinct(groups: Sequence[Sequence[float | None]]) -> float:
     return fmean(len(set(_known(group))) for group in groups)
 
 
-def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> list[Row]:
+def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> list[TableRow]:
     """Return, by step, the mean of a measure `quality(query_id, text)` over the rollouts that have an answer."""
     steps: dict[int, list[float]] = defaultdict(list)
     for query_id in history.query_ids(store):
@@ -218,7 +218,7 @@ def probe_table(
     store: BufferStore,
     rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
     log: Sequence[dict] = (),
-) -> list[Row]:
+) -> list[TableRow]:
     """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
 
     Of the steps that the log does not reach, at most `PROBED` are probed again. `rubrics` tells those of a query.
@@ -243,7 +243,7 @@ def probe_table(
     return [{"step": step} | {name: row.get(name) for name in names} for step, row in sorted(found.items())]
 
 
-def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) -> list[Row]:
+def efficiency_table(judge: Sequence[TableRow], quality: Sequence[TableRow], window: int) -> list[TableRow]:
     """Return, by step, judge calls and tokens so far, and the mean quality of the last `window` steps."""
     calls = tokens = 0
     costs = {}
@@ -264,13 +264,13 @@ def trailing_means(values: Sequence[float], window: int) -> list[float]:
     return [fmean(values[max(i - window + 1, 0) : i + 1]) for i in range(len(values))]
 
 
-def log_table(log: Sequence[dict]) -> list[Row]:
+def log_table(log: Sequence[dict]) -> list[TableRow]:
     """Return, by logged step, the values of the policy in the trainer's log; empty if there are none."""
     names = sorted({name for entry in log for name in entry if POLICY.fullmatch(name)})
     rows = [{"step": entry["step"]} | {name: entry.get(name) for name in names} for entry in log]
     return [row for row in rows if any(row[name] is not None for name in names)]
 
 
-def joined(tables: Mapping[str, Sequence[Row]]) -> list[Row]:
+def joined(tables: Mapping[str, Sequence[TableRow]]) -> list[TableRow]:
     """Return the tables of several runs as one table with a column `run`."""
     return [{"run": run} | row for run, table in tables.items() for row in table]

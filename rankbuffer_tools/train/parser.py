@@ -19,9 +19,9 @@ from rankbuffer_trl.training import RankBufferConfig
 from ..batch.recipes import find_recipe, given, overlay, read_recipe
 from ..batch.script import no_such_key
 
-JUDGE = {field.name for field in fields(BudgetConfig)}
+JUDGE_FIELDS = {field.name for field in fields(BudgetConfig)}
 RANKBUFFER_FIELDS = (
-    {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
+    {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE_FIELDS
 )
 COMMON = (  # of TRL and transformers
     "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
@@ -30,7 +30,7 @@ COMMON = (  # of TRL and transformers
 ).split()
 SECTIONS = {
     "reward, prompts and answers, start": RANKBUFFER_FIELDS,
-    "judge": JUDGE,
+    "judge": JUDGE_FIELDS,
     "data, policy and training (the most common keys of TRL)": COMMON,
 }
 NO_DATA = (

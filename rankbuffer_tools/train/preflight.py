@@ -78,7 +78,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         if servers:
             context = min(filter(None, contexts["judge"]), default=None)
             shown = await asyncio.to_thread(price.most_shown)  # it has an event loop of its own
-            lines += await check_context(servers[0], context, judge.guard, plan, longest, shown)
+            lines += await check_judge_context(servers[0], context, judge.guard, plan, longest, shown)
         question = price.first_questions[0]
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
@@ -143,7 +143,7 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call, about: str =
     return [f"the first prompt{about}:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
 
 
-async def check_context(
+async def check_judge_context(
     client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Askable], shown: int
 ) -> list[str]:
     """Say how long the questions of first visits are, and estimate later prompts, which may show `shown` responses.

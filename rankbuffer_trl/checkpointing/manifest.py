@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ..decoding import read_json, shown
+from ..decoding import read_json_as, shown
 from ..errors import RankBufferError
 
 FORMAT = 4  # of `run.json`; another one is refused
@@ -66,11 +66,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         `ValueError`: if the file is missing, damaged, or of another version of this program.
     """
     path = checkpoint / FOLDER / RUN
-    found = read_json(path, dict[str, Any])  # first the format, since another one may have other fields
+    found = read_json_as(path, dict[str, Any])  # first the format, since another one may have other fields
     if found.get("format") != FORMAT:
         writer = shown(found.get("rankbuffer_trl"))
         raise ValueError(f"{RUN} was written by another version of this program ({writer}), in another format")
-    run = read_json(path, Manifest)
+    run = read_json_as(path, Manifest)
     if not 0 <= run["step"] < 10**18:  # as many digits as the name of a checkpoint may have
         raise ValueError(f"{RUN} is damaged: 'step' is below 0 or above all steps")
     return run
@@ -78,4 +78,4 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def read_state(folder: Path) -> State:
     """Return what `trainer_state.json` says."""
-    return read_json(folder / STATE, State, finite=False)  # the log of a run that went wrong may hold NaN
+    return read_json_as(folder / STATE, State, finite=False)  # the log of a run that went wrong may hold NaN

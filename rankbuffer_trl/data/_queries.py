@@ -23,7 +23,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetsError
 from httpx import HTTPError
 from pyarrow import ArrowException
 
-from ..decoding import shorten
+from ..decoding import excerpt
 from ..errors import RankBufferError
 from ..groups import Query, Rubric
 from ..judge._quoting import visible
@@ -46,8 +46,8 @@ DUMPED = re.compile(
     r"""(?=.*["'](?:content|value)["']\s*:).*[\]}]\s*""",
     re.DOTALL,
 )
-TOKEN = r"(?:<[|\uff5c][^\s<>]+>|<(?:turn\||(?:start|end)_of_turn)>|\[/?(?:INST|SYSTEM_PROMPT)\])"
-RENDERED = re.compile(rf"\s*(?:<(?:s|bos|BOS_TOKEN)>\s*)?{TOKEN}.*{TOKEN}", re.DOTALL)
+SPECIAL_TOKEN = r"(?:<[|\uff5c][^\s<>]+>|<(?:turn\||(?:start|end)_of_turn)>|\[/?(?:INST|SYSTEM_PROMPT)\])"
+RENDERED = re.compile(rf"\s*(?:<(?:s|bos|BOS_TOKEN)>\s*)?{SPECIAL_TOKEN}.*{SPECIAL_TOKEN}", re.DOTALL)
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
@@ -370,7 +370,7 @@ def row_faults(
     name = f" (query_id {query_id!r})" if named else ""
     for faults in columns:
         for key, problem, value in islice(faults, 1):
-            yield f"{place}{name}: {key} {problem}, got {shorten(value)}"
+            yield f"{place}{name}: {key} {problem}, got {excerpt(value)}"
     if named:
         first = seen.setdefault(query_id, place)
         if first != place and query_id == prompt_id(prompt):

@@ -20,7 +20,7 @@ from ._verdicts import VerdictError
 logger = logging.getLogger(__name__)
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
-SAMPLES = "fewer answers than judge_samples"
+TOO_FEW_SAMPLES = "fewer answers than judge_samples"
 REPEATED = 500  # characters of the answer, and of its fault, in that turn
 NAMED = "Is the server up, and do judge_url and judge_model name it?"
 REFUSED = "The server is up and refuses the request. judge_request and judge_decoding add fields to it."
@@ -305,7 +305,7 @@ def explain(call: Call) -> str:
     if call.outcome == "unreachable":
         if not call.server:
             return f"{cause} This judge asks no server: change its code or its arguments, or name one with judge_url."
-        if SAMPLES in call.error:
+        if TOO_FEW_SAMPLES in call.error:
             return f"{cause} Name another server, or set judge_samples to 1."
         if WITHHELD in call.error:
             return f"{cause} {FILTERED}"

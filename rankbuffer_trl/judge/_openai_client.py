@@ -18,7 +18,7 @@ from ._completion import FLAGGED, FREE_FORM, WITHHELD, fault_in_content, read_co
 from ._endpoint import Endpoint, read_key
 from ._errors import ECHOED, TransportError, masked, printable
 from ._http import Limits, ReadTimeout, Request, Response
-from ._judge import SAMPLES, Askable
+from ._judge import TOO_FEW_SAMPLES, Askable
 from ._ledger import Reply, Tally
 from ._turns import Turns
 
@@ -140,7 +140,7 @@ class OpenAIClient:
             reply = read_completion(answer, body.get("max_tokens") or body.get("max_completion_tokens"))
             self._name_model(answer.get("model"))
             if len(reply.samples) < fields.get("n", 0):
-                raise self._error(f"it gives {SAMPLES}={self.samples}; not every server can")
+                raise self._error(f"it gives {TOO_FEW_SAMPLES}={self.samples}; not every server can")
             said = reply.said
             if body.keys() & IMPOSING and reply.text.strip() and not reply.text.lstrip().startswith("{"):
                 said = said or FREE_FORM

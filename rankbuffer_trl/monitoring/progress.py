@@ -23,7 +23,7 @@ from pathlib import Path
 from sys import intern
 from typing import TypeVar
 
-from ..decoding import read_json
+from ..decoding import read_json_as
 from ..store import history
 from ..store._buffer_store import BufferStore
 from ..store._database import StoreError
@@ -291,7 +291,7 @@ def result_of(path: Path, name: str, kind: type[Kept], store: BufferStore) -> Ke
     if not file.exists():
         return None
     try:
-        found = read_json(file, kind)
+        found = read_json_as(file, kind)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
     return found if found.run == history.run_id(store) else None  # a new run in the folder has had no duels

@@ -29,7 +29,7 @@ from ..groups import RolloutGroup
 from ..judge import Judge, Question, duel_question
 from ._method import GroupScore, RewardMethod, score_by_order
 
-Pair = tuple[int, int]
+IdPair = tuple[int, int]
 BYE = -1  # the place in the bracket of an opponent that does not exist
 
 
@@ -71,7 +71,9 @@ class ArenaRL(RewardMethod):
         order = [tier for ids_out in scored for tier in tiers(ids_out, mean)]
         return score_by_order(group, order)
 
-    async def _play(self, group: RolloutGroup, pairs: Sequence[Pair], judge: Judge) -> dict[Pair, dict[int, float]]:
+    async def _play(
+        self, group: RolloutGroup, pairs: Sequence[IdPair], judge: Judge
+    ) -> dict[IdPair, dict[int, float]]:
         """Return the mean scores of each pair's rollouts over both orders; nothing if both judgments failed."""
         verdicts = await judge.ask_all(pair_questions(group, pairs))
         results = {}
@@ -90,12 +92,12 @@ class ArenaRL(RewardMethod):
         return n, n
 
 
-def opening(ids: Sequence[int]) -> list[Pair]:
+def opening(ids: Sequence[int]) -> list[IdPair]:
     """Return the matches that seed the bracket: the first rollout against every other one."""
     return [(ids[0], i) for i in ids[1:]]
 
 
-def pair_questions(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
+def pair_questions(group: RolloutGroup, pairs: Sequence[IdPair]) -> list[Question]:
     texts = {rollout.id: rollout.text for rollout in group.rollouts}
     return [
         duel_question(group.query, texts[first], texts[second]) for a, b in pairs for first, second in ((a, b), (b, a))
@@ -110,7 +112,7 @@ def draw_bracket(seeded: Sequence[int]) -> list[int]:
     return [seeded[place] if place < len(seeded) else BYE for place in places]  # the highest seeds have byes
 
 
-def pick_winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
+def pick_winner(pair: IdPair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
     """Return the rollout with the higher score in a match; the higher seed if there is no difference."""
     if BYE in pair:  # only the second place of a pair can be empty
         return pair[0]

@@ -20,7 +20,7 @@ from ..ranking import rank_tiers, rewards_from_ranks, tier_ranks
 from ..settings import check_arguments, load_path
 from ._cost import VisitCost, simulated_costs
 
-MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
+METHOD_MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
 # Commit e122f1a is the last with them.
 REMOVED_METHODS = ("anchor_matches", "brpo", "rankbuffer_batch", "rankbuffer_looks")
 REWARD_TOLERANCE = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
@@ -177,7 +177,7 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
     cls = find_method(name)
     method: RewardMethod = cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
     # A class of a user need not derive from `RewardMethod`.
-    missing = [each for each in MEMBERS if not hasattr(method, each)]
+    missing = [each for each in METHOD_MEMBERS if not hasattr(method, each)]
     if missing or cls.score is RewardMethod.score:
         raise SettingsError(
             f"the reward method {name!r} has no {', '.join(missing or ['score'])}: derive its class from"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-COUNTED = 5  # prompts, the longest by characters
+COUNTED_ROWS = 5  # prompts, the longest by characters
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
 IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
@@ -325,7 +325,7 @@ def spare_proxy(url: str) -> None:
         logger.warning(f"the rollout server {url} is asked through the environment's proxy: add {host} to NO_PROXY")
 
 
-def check_context(
+def check_prompt_lengths(
     client: VLLMClient,
     tokenizer: "PreTrainedTokenizerBase",
     rows: Iterable[Mapping[str, Any]],
@@ -339,7 +339,7 @@ def check_context(
             f"the rollout server {client.base_url} does not say whether its context holds prompt and rollout"
         )
         return
-    longest = heapq.nlargest(COUNTED, rows, key=lambda row: sum(len(each["content"]) for each in row["prompt"]))
+    longest = heapq.nlargest(COUNTED_ROWS, rows, key=lambda row: sum(len(each["content"]) for each in row["prompt"]))
     texts = (render_messages(tokenizer, row["place"], row["prompt"], **template) for row in longest)
     prompt = max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     if prompt + length > context:

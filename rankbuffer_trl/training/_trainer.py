@@ -33,7 +33,7 @@ from ..store import BufferStore
 from ._config import RankBufferConfig
 from ._plan import RunPlan
 from ._reward_functions import not_finite, numbered, with_inf_for_nan
-from ._rollouts import check_context, limit_requests, separate_rollouts, spare_proxy
+from ._rollouts import check_prompt_lengths, limit_requests, separate_rollouts, spare_proxy
 from ._state import StoreState
 
 logger, once = logging.getLogger(__name__), get_logger(__name__)
@@ -161,7 +161,7 @@ class RankBufferTrainer(ResumableTrainer):
         on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args.max_prompt_length, **template))
         if self.use_vllm and self.vllm_mode == "server" and self._tokenizer.chat_template:
             client, length = getattr(self.vllm_generation, "vllm_client", None), args.max_completion_length
-            on_main_process(lambda: check_context(client, self._tokenizer, plan.rows, length, **template))
+            on_main_process(lambda: check_prompt_lengths(client, self._tokenizer, plan.rows, length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 

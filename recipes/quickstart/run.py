@@ -24,7 +24,7 @@ from transformers.utils import logging
 from rankbuffer_tools.report.chart import save
 from rankbuffer_tools.report.charts import curve_chart, growth_chart
 from rankbuffer_tools.report.report import write_report
-from rankbuffer_tools.report.tables import Row, quality_table, step_tables
+from rankbuffer_tools.report.tables import TableRow, quality_table, step_tables
 from rankbuffer_tools.train.command import build_trainer, make_plan
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
@@ -40,9 +40,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import policy  # noqa: E402
 
-SAMPLES = 4
+SAMPLES_PER_QUERY = 4
 EXAMPLES = 3
-MEASURES = {
+QUALITY_MEASURES = {
     "rubric score": "weighted rubrics, 0 to 100",
     "grade": "grade of the nearest of the seven written answers, 0 to 6",
     "overlap": "words shared with the best written answer (F1), 0 to 100",
@@ -51,7 +51,7 @@ MEASURES = {
 console = Console(highlight=False)
 
 
-class Measure:
+class QualityMeasures:
     """The four measures of a response. The first uses the rubrics; the others use the text of the written answers."""
 
     def __init__(self, queries: Dataset):
@@ -86,8 +86,8 @@ def overlap(text: str, reference: str) -> float:
     return 2 * len(mine & theirs) / max(len(mine) + len(theirs), 1)
 
 
-def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, list[str]]:
-    """Sample `SAMPLES` responses per query, with the settings of training."""
+def sample_policy(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, list[str]]:
+    """Sample `SAMPLES_PER_QUERY` responses per query, with the settings of training."""
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(path)
     batch = tokenizer.apply_chat_template(
@@ -102,16 +102,16 @@ def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, li
             top_p=args.top_p,
             top_k=args.top_k,
             max_new_tokens=args.max_completion_length,
-            num_return_sequences=SAMPLES,
+            num_return_sequences=SAMPLES_PER_QUERY,
         )
     texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return {id: texts[SAMPLES * i : SAMPLES * (i + 1)] for i, id in enumerate(queries["query_id"])}
+    return {id: texts[SAMPLES_PER_QUERY * i : SAMPLES_PER_QUERY * (i + 1)] for i, id in enumerate(queries["query_id"])}
 
 
-def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str, float]:
+def mean_measures(measure: QualityMeasures, responses: dict[str, list[str]]) -> dict[str, float]:
     """Return the measures of a policy, as means over all its responses."""
     rows = [measure(query_id, text) for query_id, texts in responses.items() for text in texts]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
+    return {name: sum(row[name] for row in rows) / len(rows) for name in QUALITY_MEASURES}
 
 
 def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
@@ -141,15 +141,15 @@ class Bar(ProgressCallback):
         """Print nothing."""
 
 
-def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
+def before_after_table(before: dict[str, float], after: dict[str, float]) -> Table:
     """Build the table of the measures before and after training."""
     table = Table("quality (mean)", "before", "after", "what it is", title="The policy")
-    for name, meaning in MEASURES.items():
+    for name, meaning in QUALITY_MEASURES.items():
         table.add_row(name, f"{before[name]:.1f}", f"{after[name]:.1f}", meaning)
     return table
 
 
-def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
+def epoch_table(store: BufferStore, curve: list[TableRow]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
     epochs, costs = buffer_size_table(store), history.totals_by(store, "epoch")
     epoch_of = {row["step"]: row["epoch"] for row in step_tables(store).rewards}
@@ -170,7 +170,7 @@ def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     return table
 
 
-def example_table(queries: Dataset, measure: Measure, responses: dict[str, dict[str, list[str]]]) -> Table:
+def example_table(queries: Dataset, measure: QualityMeasures, responses: dict[str, dict[str, list[str]]]) -> Table:
     """Build the table of the first samples of the queries whose rubric score rose most."""
     rises = {}
     for query_id in queries["query_id"]:
@@ -198,7 +198,7 @@ def main() -> None:
     disable_progress_bars()
 
     queries = load_queries(str(policy.DATA))
-    measure = Measure(queries)
+    measure = QualityMeasures(queries)
     console.rule("1. A policy that has read good and bad answers equally often")
     policy.build_policy(out / "policy", queries, arguments.seed, arguments.warm_start_steps)
 
@@ -207,13 +207,13 @@ def main() -> None:
 
     console.rule("3. What the policy has learned")
     responses = {
-        "before": sample(out / "policy", queries, args),
-        "after": sample(out / "train", queries, args),
+        "before": sample_policy(out / "policy", queries, args),
+        "after": sample_policy(out / "train", queries, args),
     }
     before, after = (mean_measures(measure, responses[name]) for name in ("before", "after"))
     store = BufferStore(out / "train" / LIVE_STORE)
     curve = quality_table(store, measure.rubric_score)
-    console.print(measure_table(before, after))
+    console.print(before_after_table(before, after))
     console.print(epoch_table(store, curve))
     console.print(example_table(queries, measure, responses))
 
