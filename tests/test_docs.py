@@ -101,10 +101,7 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
     for command, fault in (
         ("OMP_NUM_THREADS=1 nice python recipes/quickstart/run.py --seed 1 --max_steps 2 > log", ""),
         ("python recipes/quickstart/run.py --sed 2", "it ends with rankbuffer-train: there is no key 'sed'"),
-        (
-            "accelerate launch --config_file accelerate_configs/none.yaml a.py",
-            "there is no file accelerate_configs/no",
-        ),
+        ("accelerate launch --config_file accelerate_configs/none.yaml a.py", "there is no file accelerate_configs/"),
         ("python -m rankbuffer_tools.rubric_server --port one", "it ends with 2"),
         (f"{train} --judge_wait 1", ""),
         (f"{train} --judge_wait -1", "it ends with rankbuffer-train: judge_wait must"),
@@ -168,10 +165,8 @@ def test_the_artifact_page_is_its_list_and_a_wrong_number_fails():
     maker = made_by("make_artifact")
     assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_artifact.py --write"
     assert [maker.run(claim) for claim in maker.CLAIMS if claim.minutes < 0.5] == [None] * 7
-    for output, part in (
-        ("50 before, 96.9 after", "[50.0, 96.9], expected [50, 99] ± 2"),
-        ("nothing", "nothing like"),
-    ):
+    wrong = "50 before, 96.9 after", "[50.0, 96.9], expected [50, 99] ± 2"
+    for output, part in (wrong, ("nothing", "nothing like")):
         assert part in maker.Claim("", "", 1, r"(\d+) before, ([\d.]+) after", (50, 99), 2).fault(output)
     assert "exit status 1" in maker.run(maker.Claim("", "python -c raise(SystemExit(1))", 1, ""))
 
@@ -186,20 +181,20 @@ def test_the_contexts_of_the_judge_page_are_those_of_the_command_that_checks_a_s
         settings, frame = CheckSettings(guard=guard, most_shown=shown), SimpleNamespace(text=lambda _: 600)
         return needed_context(Query("", [], ()), frame, settings, length)
 
-    text = text_of("docs/judge.md").partition("# Which context a method wants")[2]
-    lengths, named = (1024, 2048, 4096), []
+    def wanted(shown: int) -> list[str]:
+        needed = ([need(shown, length, guard) / 1000 for guard in (False, True)] for length in (1024, 2048, 4096))
+        return [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
+
+    text, named = text_of("docs/judge.md").partition("# Which context a method wants")[2], []
     for methods, shown, *cells in re.findall(r"^\| (`.*`) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE):
         names = re.findall(r"`(\w+)`", methods)
         named += names
         assert {load_method(name, {}, 0).most_shown(8) for name in names} == {int(shown)}
-        needed = [[need(int(shown), length, guard) / 1000 for guard in (False, True)] for length in lengths]
-        assert cells == [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
+        assert cells == wanted(int(shown))
     assert sorted(named) == sorted(method_names())
     grown = re.findall(r"^\| (?!`.*` \|)(.*) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)[:3]
     assert [int(shown) for _, shown, *_ in grown] == [11, 15, 20]
-    for _, shown, *cells in grown:
-        needed = [[need(int(shown), length, guard) / 1000 for guard in (False, True)] for length in lengths]
-        assert cells == [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
+    assert [cells for _, _, *cells in grown] == [wanted(int(shown)) for _, shown, *_ in grown]
 
 
 # Code that stands in a file, and code that runs
@@ -300,8 +295,7 @@ def test_the_settings_that_extending_shows_train(own, training):
     identity = trainer.run_state.facts()
     assert identity["judge"] == recipe["judge_client"] == "my_methods.text_server.TextServer"
     assert identity["judge_args"] == recipe["judge_client_args"]
-    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward"]
-    names.append("names_a_source")
+    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward", "names_a_source"]
     assert trainer.reward_func_names == names
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.2])
     log = trainer.state.log_history[0]
