@@ -82,9 +82,8 @@ def test_read_recipe_reads_older_names_of_settings(tmp_path):
 
 def test_read_recipe_takes_the_base_beside_it_first(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: base.yaml\nseed: 7\n")
-    assert read_recipe(tmp_path / "mine.yaml") == yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text()) | {
-        "seed": 7
-    }
+    packaged = yaml.safe_load((RECIPE_FOLDER / "base.yaml").read_text())
+    assert read_recipe(tmp_path / "mine.yaml") == packaged | {"seed": 7}
     (tmp_path / "base.yaml").write_text("seed: 8\nbeta: 0.5\n")
     assert read_recipe(tmp_path / "mine.yaml") == {"seed": 7, "beta": 0.5}
     (tmp_path / "base.yaml").write_text("base: base.yaml\nbeta: 0.5\n")  # not itself, but that of the package
@@ -265,10 +264,8 @@ def test_a_dry_run_without_the_data_set_prints_the_plan_and_how_to_make_the_set(
         plan, line = said("--config", f"paper/{name}.yaml", "--dry_run")
         assert "[dry run] data: 1,000 queries, 50 steps an epoch\n[dry run] the run: 200 steps, 4 epochs" in plan
         assert "the data set is missing: this is the plan for dry_run_queries=1000" in plan
-        assert re.search(
-            r"^rankbuffer-train: the data set data/nectar_1000.jsonl does not exist.*prepare_nectar.py", line
-        )
-        assert "generate_rubrics.py" in line and "\n" not in line
+        missing = "^rankbuffer-train: the data set data/nectar_1000.jsonl does not exist.*prepare_nectar.py"
+        assert re.search(missing, line) and "generate_rubrics.py" in line and "\n" not in line
     plan, line = said("--config", "paper/rankbuffer.yaml", "--preflight_only")
     assert plan == "" and "prepare_nectar.py" in line, "only a dry run plans for what is not there"
     plan, line = said("--dry_run", "--dataset_name", "mine.jsonl", "--output_dir", "out")
@@ -458,16 +455,13 @@ def test_load_queries_names_what_cannot_be_read_and_a_bug_keeps_its_traceback(mo
 
 def test_build_trainer_names_a_policy_that_does_not_exist(tmp_path, data_file):
     words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
-    for name, message in (
-        ("nobody/nothing", "the trainer for nobody/nothing cannot be built: "),
-        ("", "model_name_or_path is not set"),
-    ):
+    unknown = "the trainer for nobody/nothing cannot be built: "
+    for name, message in (("nobody/nothing", unknown), ("", "model_name_or_path is not set")):
         script, args, model = parse(*words, "--model_name_or_path", name)
         with pytest.raises(SettingsError, match=f"^{message}.*$"):
             command.build_trainer(script, model, command.make_plan(script, args))
     for more, message in (
-        ("--dataset_name=", "dataset_name is not set"),
-        ("--dataset_streaming", "is not supp"),
+        *(("--dataset_name=", "dataset_name is not set"), ("--dataset_streaming", "is not supp")),
         ("--judge_view=transcript", "this run has none"),
     ):
         with pytest.raises(SettingsError, match=message):
@@ -480,10 +474,8 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     from transformers import AutoTokenizer
 
     command.check_template(tiny_policy, None)
-    for name, message in (
-        (None, "model_name_or_path is not set"),
-        ("nobody/nothing", "the tokenizer nobody/nothing cannot be loaded"),
-    ):
+    unknown = "the tokenizer nobody/nothing cannot be loaded"
+    for name, message in ((None, "model_name_or_path is not set"), ("nobody/nothing", unknown)):
         with pytest.raises(SettingsError, match=message):
             command.check_template(name, None)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
@@ -496,25 +488,17 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     row = json.loads(data_file.read_text().splitlines()[0])
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "train.jsonl").write_text(data_file.read_text())
-    (tmp_path / "two" / "test.jsonl").write_text(
-        json.dumps(row | {"prompt": [{"role": "system", "content": "Be brief."}, *row["prompt"]]})
-    )
+    row["prompt"].insert(0, {"role": "system", "content": "Be brief."})
+    (tmp_path / "two" / "test.jsonl").write_text(json.dumps(row))
     words += ["--model_name_or_path", f"{tmp_path}/bare", "--chat_template_kwargs", '{"odd": 1}']
     two = ["--eval_strategy", "epoch", "--dataset_name", f"{tmp_path}/two"]
     users = "{% for each in messages if each.role == 'user' %}{{ each.content }}{% endfor %}"
+    never = "{{ raise_exception('Never') if %s }}"
     unread = r"^row 1 of the data to evaluate on \(.*\): .* leaves out a message of the role 'system'"
     for template, more, message in (
         (None, [], r"^.*bare has no chat template.*$"),
-        (
-            "{{ raise_exception('Never') if odd }}",
-            [],
-            r"^row 1 \(.*\): .* refuses a prompt of the roles user: Never",
-        ),
-        (
-            "{{ raise_exception('Never') if messages[1:] }}{{ messages[0].content }}",
-            two,
-            "refuses a prompt of the roles system, user",
-        ),
+        (never % "odd", [], r"^row 1 \(.*\): .* refuses a prompt of the roles user: Never"),
+        (never % "messages[1:]" + "{{ messages[0].content }}", two, "refuses a prompt of the roles system, user"),
         *((users, [*two, *mode], unread) for mode in ([], ["--dry_run"], ["--preflight_only"])),
     ):
         tokenizer.chat_template = template
