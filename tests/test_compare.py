@@ -279,9 +279,8 @@ def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):
 def test_main_asks_nothing_on_a_dry_run_and_then_what_that_said_once_per_judge(words, command, tmp_path):
     words = (*words, *NUMBERS)
     printed = command(*words, "--judge_prompt_price", 1e6, "--dry_run", "true")
-    number, prompt, price = re.search(
-        r": (\d+) questions, about ([\d,]+) prompt and [\d,]+ completion tokens, ([\d,.]+) at", printed
-    ).groups()
+    said = r": (\d+) questions, about ([\d,]+) prompt and [\d,]+ completion tokens, ([\d,.]+) at"
+    number, prompt, price = re.search(said, printed).groups()
     assert float(price.replace(",", "")) == pytest.approx(float(prompt.replace(",", "")), abs=1)
     assert "a token counts as 3 characters" in printed, "the run has no counts of these questions"
     assert not NumberJudge.asked and not (tmp_path / "run" / REPORT).exists()
@@ -366,9 +365,7 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
         command(*words, "--no_rubrics", "true")
         prompts = [body["messages"][0]["content"] for body in judge.bodies]
     assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:13])
-    assert len(prompts) == 26 and not any(
-        "rubrics" in prompt.lower().replace("a rubric", "") for prompt in prompts[13:]
-    )
+    assert len(prompts) == 26 and "rubrics" not in "".join(prompts[13:]).lower().replace("a rubric", "")
     assert (run / REPORT / "compare_without_rubrics.json").exists()
     assert len((run / REPORT / "samples.jsonl").read_text().splitlines()) == 6, "of one policy under two names"
 
@@ -384,15 +381,8 @@ def test_main_refuses_answers_that_stay_inside_the_thought_of_the_template(tiny_
 
 def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, command):
     judge = Model(lambda messages, how_often: "I cannot say.")
-    words = (
-        "--dataset_name",
-        data_file,
-        "--models",
-        "a=nobody/none",
-        f"b={tmp_path}/none",
-        "--output",
-        tmp_path / "o",
-    )
+    words = ("--dataset_name", data_file, "--models", "a=nobody/none", f"b={tmp_path}/none")
+    words += ("--output", tmp_path / "o")
     with served(judge.app()) as url:
         said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
     assert "failed 1 of 1 judgments" in said and len(judge.bodies) == 3
