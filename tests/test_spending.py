@@ -142,9 +142,8 @@ def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
         store = BufferStore(tmp_path / LIVE_STORE)
         assert tokens(store) == tuple(10 * legs * count for count in TOKENS) and store.totals().attempts == 0
         store.close()
-    with pytest.raises(
-        SettingsError, match=rf"nothing was started: .* delete {tmp_path}/.*live\.spent to count from 0"
-    ):
+    said = rf"nothing was started: .* delete {tmp_path}/.*live\.spent to count from 0"
+    with pytest.raises(SettingsError, match=said):
         start_of(tmp_path, None, judge_token_budget=5 * 10 * (TOKENS.prompt + TOKENS.completion))
 
 
@@ -202,9 +201,8 @@ def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
     before = contents(live)
     for start in (run, lambda **kwargs: start_of(tmp_path / "cut", **kwargs)):  # the trainer, and the command
         for resume in (True, None):
-            with pytest.raises(
-                SettingsError, match=rf"has taken {taken:,} tokens.*so nothing was started: raise the budget"
-            ):
+            said = rf"has taken {taken:,} tokens.*so nothing was started: raise the budget"
+            with pytest.raises(SettingsError, match=said):
                 start(resume=resume, judge_token_budget=taken)
     assert real.tokens == taken and contents(live) == before
     assert run(resume=True, judge_token_budget=taken + 1), "one token is left, so one more step is taken"
