@@ -108,18 +108,8 @@ def separate(server, run):
 
 SAMPLING = {
     "defaults": {},
-    "all": {
-        "n": 3,
-        "repetition_penalty": 1.1,
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 20,
-        "min_p": 0.01,
-        "max_tokens": 9,
-        "logprobs": 2,
-        "structured_outputs_regex": "[a-z ]+",
-        "generation_kwargs": {"seed": 11, "stop": ["x"], "top_k": 5},
-    },
+    "all": dict(n=3, repetition_penalty=1.1, temperature=0.6, top_p=0.95, top_k=20, min_p=0.01, max_tokens=9)
+    | dict(logprobs=2, structured_outputs_regex="[a-z ]+", generation_kwargs={"seed": 11, "stop": ["x"], "top_k": 5}),
     "a seed of 0": {"n": 2, "max_tokens": 24, "generation_kwargs": {"seed": 0}},
     "without logprobs": {"n": 2, "logprobs": None, "generation_kwargs": {"seed": 3}},
     "without a seed": {"n": 4, "max_tokens": 24, "generation_kwargs": {"presence_penalty": 0.5}},
@@ -151,10 +141,7 @@ def test_generate_asks_for_what_trls_own_request_asks_for(separate, sampling):
 def test_generate_leaves_to_trl_what_cannot_be_split(separate, monkeypatch):
     got = []
     monkeypatch.setattr(VLLMClient, "generate", lambda self, *args, **kwargs: got.append((args, kwargs)) or "trl's")
-    kinds = [
-        {"features": [None] * 3},
-        *({"generation_kwargs": each} for each in ({"use_beam_search": True}, {"n": 2})),
-    ]
+    kinds = [{"generation_kwargs": each} for each in ({"use_beam_search": True}, {"n": 2})]
     with separate() as (seen, ours):
         for arguments in ({"features": [None] * 3}, *kinds):
             assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
@@ -189,9 +176,8 @@ def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_p
 
 def test_a_rollout_server_needs_a_context_for_prompt_and_completion(tmp_path, tiny_policy, rows, server, caplog):
     with server(context=40) as (_, url):
-        with pytest.raises(
-            RolloutError, match=r"context of 40 tokens, .*: start it with --max-model-len \d+"
-        ) as error:
+        said = r"context of 40 tokens, .*: start it with --max-model-len \d+"
+        with pytest.raises(RolloutError, match=said) as error:
             RankBufferTrainer(tiny_policy, server_config(tmp_path / "a", url), rows)
         assert not error.value.passing
     needed = int(str(error.value).partition("--max-model-len ")[2].split()[0])
@@ -487,9 +473,8 @@ def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, ro
     for early in (False, True):
         folder = tmp_path / str(early)
         with server() as (seen, url):
-            args = server_config(
-                folder, url, judge_during_generation=early, per_device_eval_batch_size=8, num_generations_eval=4
-            )
+            sizes = dict(per_device_eval_batch_size=8, num_generations_eval=4)
+            args = server_config(folder, url, judge_during_generation=early, **sizes)
             trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(4)))
             metrics = trainer.evaluate()
             trainer.close()
@@ -546,13 +531,8 @@ def other_arguments(self, prompts, n=1, more=0, stock=VLLMClient.generate, **kwa
 
 def another_way(self, prompts, images, num_generations, profiler=None):
     """TRL's generation, past the method that we replaced."""
-    made = VLLMClient.generate(
-        self.vllm_client,
-        prompts[::num_generations],
-        n=num_generations,
-        generation_kwargs=self.generation_kwargs,
-        max_tokens=self.max_completion_length,
-    )
+    settings = {"generation_kwargs": self.generation_kwargs, "max_tokens": self.max_completion_length}
+    made = VLLMClient.generate(self.vllm_client, prompts[::num_generations], n=num_generations, **settings)
     return made["prompt_ids"], made["completion_ids"], made["logprobs"], made["logprob_token_ids"]
 
 
