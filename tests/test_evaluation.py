@@ -168,11 +168,8 @@ def test_read_outputs_takes_the_forms_that_other_programs_write(done, name, tmp_
     benchmark.write_outputs(tmp_path, "mine", texts := texts_of(benchmark))
     (path,) = tmp_path.rglob("*.json*")
     text = path.read_text().replace('"index": 1,', '"index": 1.0,') + "\n \n"
-    for content in (
-        text.encode("utf-8-sig"),
-        text.encode("utf-16"),
-        gzip.compress(text.replace("\n", "\r\n").encode()),
-    ):
+    crlf = gzip.compress(text.replace("\n", "\r\n").encode())
+    for content in (text.encode("utf-8-sig"), text.encode("utf-16"), crlf):
         path.write_bytes(content)
         assert benchmark.read_outputs(tmp_path, "mine") == texts
 
@@ -504,8 +501,7 @@ def test_evaluation_config_refuses_what_cannot_be_meant(values):
         (dict(models=[]), "models is not set"),
         (dict(models=["a/x", "b/x"], engine_url=None), "has a label twice"),
         (dict(models=["a/my run"], engine_url=None), "write label=path"),
-        (dict(models=["a b=x"]), "may hold letters"),
-        (dict(models=["..=x"]), "may hold letters"),
+        *((dict(models=[model]), "may hold letters") for model in ("a b=x", "..=x")),
         (dict(benchmarks=["mt_bench"]), "benchmarks: there is no 'mt_bench'.*name some of"),
         (dict(limit=0), "limit must be at least 1"),
         (dict(engine="sglang"), "engine must be one of"),
