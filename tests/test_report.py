@@ -16,6 +16,7 @@ import pytest
 from conftest import QUICKSTART
 from helpers.runs import HOSTILE, anchor_rows, record, record_hostile
 from helpers.runs import score as score_steps
+from helpers.runs import store_of_run as store_of_run
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
@@ -39,14 +40,6 @@ from rankbuffer_trl.rewards._pointwise import Pointwise
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store._places import COMPARE_FILE, DUEL_FILE, LIVE_STORE, REPORT
-
-
-@pytest.fixture(scope="module")
-def store(run):
-    store = BufferStore(run.path)
-    yield store
-    store.close()
-
 
 # What the browser shows
 
