@@ -63,21 +63,21 @@ class Correction:
     """
 
     def __init__(self, read: Sequence[ReadRow], support: int = 3):
-        whole: dict[tuple, list[ReadRow]] = defaultdict(list)
-        for each in read:
-            whole[each.step, each.query_id].append(each)
+        by_group: dict[tuple, list[ReadRow]] = defaultdict(list)
+        for answer in read:
+            by_group[answer.step, answer.query_id].append(answer)
         differing: Counter[str] = Counter()  # in how many groups
         first, differences, numbers = [], [], []
-        for number, group in enumerate(whole.values()):
+        for number, group in enumerate(by_group.values()):
             alike: dict[frozenset, list[ReadRow]] = defaultdict(list)
-            for each in group:
+            for answer in group:
                 # Equal answers of a group count as one.
-                alike[frozenset(item for item in each.features.items() if item[0] != PLACE)].append(each)
-            own = [same[0].features for same in alike.values()]
+                alike[frozenset(item for item in answer.features.items() if item[0] != PLACE)].append(answer)
+            own = [rows[0].features for rows in alike.values()]
             shared = set(own[0].items()).intersection(*(features.items() for features in own))
             differing.update({name for features in own for name, _ in features.items() - shared})
             first += own
-            differences += [fmean(each.difference for each in same) for same in alike.values()]
+            differences += [fmean(answer.difference for answer in rows) for rows in alike.values()]
             numbers += [number] * len(alike)
         # Before there is a matrix, since nearly all words of long answers are in one group alone.
         enough = [name for name, count in differing.items() if count >= support]
@@ -93,18 +93,18 @@ class Correction:
         # A feature must explain more than the best of so many would by chance. Twice the log would be RIC (Foster and
         # George 1994).
         free, chance = len(y) - groups.max() - 1, 3 * np.log(max(len(names), 2))
-        taken: list[int] = []
-        effects, left = np.zeros(0), y
-        while len(taken) < min(MAX_FEATURES, free // 4, len(names)) and np.abs(X.T @ left).max() > 1e-9:
-            more = [*taken, int(np.abs(X.T @ left).argmax())]
-            fitted = np.linalg.lstsq(X[:, more], y, rcond=None)[0]
-            rest = y - X[:, more] @ fitted
-            if free * np.log((left @ left) / max(rest @ rest, 1e-12)) < chance:
+        selected: list[int] = []
+        effects, residual = np.zeros(0), y
+        while len(selected) < min(MAX_FEATURES, free // 4, len(names)) and np.abs(X.T @ residual).max() > 1e-9:
+            candidate = [*selected, int(np.abs(X.T @ residual).argmax())]
+            fitted = np.linalg.lstsq(X[:, candidate], y, rcond=None)[0]
+            next_residual = y - X[:, candidate] @ fitted
+            if free * np.log((residual @ residual) / max(next_residual @ next_residual, 1e-12)) < chance:
                 break
-            taken, effects, left = more, fitted, rest
-        found = sorted(zip(taken, effects, strict=True), key=lambda pair: -abs(pair[1]))
-        self.slopes = {names[i]: float(effect / size[i]) for i, effect in found}
-        self.effects = {names[i]: float(effect) for i, effect in found}  # of one deviation of the feature
+            selected, effects, residual = candidate, fitted, next_residual
+        by_effect = sorted(zip(selected, effects, strict=True), key=lambda pair: -abs(pair[1]))
+        self.slopes = {names[i]: float(effect / size[i]) for i, effect in by_effect}
+        self.effects = {names[i]: float(effect) for i, effect in by_effect}  # of one deviation of the feature
 
     def predict(self, features: Iterable[Mapping[str, float]]) -> np.ndarray:
         """Return what the judge adds to each answer without reason, up to a constant."""
@@ -135,12 +135,12 @@ class Debiasing:
     def __init__(self, reference_judge: Judge, first: int):
         self.reference_judge = reference_judge
         self.first = first
-        self._made: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
+        self._correction: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
 
     @property
     def named(self) -> str | None:
         """The feature with the largest bias, `None` if nothing is known."""
-        return self._made[1].named if self._made[1] else None
+        return self._correction[1].named if self._correction[1] else None
 
     def chosen(self, before: int, groups: int) -> Sequence[int]:
         """Return which groups of a step the reference judge scores. `before` counts the groups of all steps before."""
@@ -161,22 +161,22 @@ class Debiasing:
         """Let the reference judge score a group. Return the rollouts that both judges have scored."""
         reference = await method.score(group, buffer, self.reference_judge)
         return [
-            ReadRow(group.query.id, group.step, rollout.id, mine - other, features_in(group, rollout))
-            for rollout, mine, other in zip(group.rollouts, score.rewards, reference.rewards, strict=True)
-            if rollout.text and mine is not None and other is not None
+            ReadRow(group.query.id, group.step, rollout.id, reward - reference_reward, features_in(group, rollout))
+            for rollout, reward, reference_reward in zip(group.rollouts, score.rewards, reference.rewards, strict=True)
+            if rollout.text and reward is not None and reference_reward is not None
         ]
 
     def correct(
         self, store: Readable, groups: Sequence[RolloutGroup], scores: Sequence[GroupScore]
     ) -> list[GroupScore]:
         """Return the scores less what the judge adds to them without reason, as the newest reads tell it."""
-        known = history.run_id(store), *history.count_reads(store)
-        if known != self._made[0]:  # a correction takes time, and most steps have no new reads
+        reads_key = history.run_id(store), *history.count_reads(store)
+        if reads_key != self._correction[0]:  # a correction takes time, and most steps have no new reads
             read = history.reads(store, NEWEST)
-            self._made = known, Correction(read) if len(read) >= MIN_READS else None
-            for line in bias_lines(self._made[1]):
+            self._correction = reads_key, Correction(read) if len(read) >= MIN_READS else None
+            for line in bias_lines(self._correction[1]):
                 logger.info("%s; the reference judge has scored %d rollouts", line, len(read))
-        return [corrected(self._made[1], *pair) for pair in zip(groups, scores, strict=True)]
+        return [corrected(self._correction[1], *pair) for pair in zip(groups, scores, strict=True)]
 
 
 def bias_lines(correction: Correction | None) -> list[str]:
@@ -194,6 +194,6 @@ def corrected(correction: Correction | None, group: RolloutGroup, score: GroupSc
     added = correction.predict(features_in(group, rollout) for rollout in scored)
     rewards = list(score.rewards)
     # Less the mean, because a rank says nothing across groups.
-    for rollout, more in zip(scored, added - added.mean(), strict=True):
-        rewards[rollout.id] = float(np.clip(rewards[rollout.id] - more, -1, 1))  # rewards stay in [-1, 1]
+    for rollout, bias in zip(scored, added - added.mean(), strict=True):
+        rewards[rollout.id] = float(np.clip(rewards[rollout.id] - bias, -1, 1))  # rewards stay in [-1, 1]
     return replace(score, rewards=tuple(rewards))

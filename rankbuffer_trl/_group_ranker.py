@@ -137,7 +137,7 @@ class GroupRanker:
         if step is not None and step < 0:
             raise DataError(f"query {asked.id!r}: step must be at least 0, got {step}")
         answers = self.answers.read([asked.prompt] * len(texts), texts, None)
-        self._thoughts.look([answer.text for answer in answers])
+        self._thoughts.check_answers([answer.text for answer in answers])
         rollouts = tuple(Rollout(i, answer.text) for i, answer in enumerate(answers))
         # Two groups at once would overwrite each other's buffer.
         async with self._locks.setdefault(asked.id, asyncio.Lock()):

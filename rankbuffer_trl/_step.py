@@ -41,18 +41,18 @@ class EarlyJudge(Judge):
 
     def __init__(self, judge: Judge, method: str, on_call: Callable[[Call], None], on_spent: Callable[[Any], None]):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
-        self.asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
+        self.shared: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
 
     def put(self, question: Askable, start: Callable[..., asyncio.Future] = asyncio.ensure_future) -> Shared:
         """Put `question` now, unless it was put, and keep its answer for all equal questions to come."""
         # A few questions to compare in place of all.
         key = question.kind, question.query_id, repr(getattr(question, "responses", None))
-        for each in self.asked[key]:
-            if each.question == question:
-                return each
+        for earlier in self.shared[key]:
+            if earlier.question == question:
+                return earlier
         shared = Shared(key, question, start(super().ask_with_cost(question)))
         shared.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # all may have left
-        self.asked[key].append(shared)
+        self.shared[key].append(shared)
         return shared
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
@@ -63,7 +63,7 @@ class EarlyJudge(Judge):
         finally:
             shared.waiting -= 1
             if not shared.waiting and not shared.answer.done():
-                self.asked[shared.key].remove(shared)
+                self.shared[shared.key].remove(shared)
                 shared.answer.cancel()
                 await asyncio.wait([shared.answer])  # until it stands in the ledger
         return shared.answer.result()
@@ -134,7 +134,7 @@ class Step:
         self.hidden = 0  # judgments that had ended when `finish` was called
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        self._ends: float | None = (
+        self._deadline: float | None = (
             None  # when its time is over, on the clock of the loop; a reference judge has what is left
         )
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
@@ -147,8 +147,10 @@ class Step:
 
     def fits(self, groups: Sequence[RolloutGroup], number: int, update: bool) -> bool:
         """Return whether `groups` are the groups that were announced, whatever the texts of their rollouts."""
-        found, announced = ([(each.query, len(each.rollouts)) for each in step] for step in (groups, self.groups))
-        return (number, update, found) == (self.number, self.update, announced) and all(
+        received, announced = (
+            [(group.query, len(group.rollouts)) for group in step] for step in (groups, self.groups)
+        )
+        return (number, update, received) == (self.number, self.update, announced) and all(
             group.epoch in (None, mine.epoch) for group, mine in zip(groups, self.groups, strict=True)
         )
 
@@ -203,9 +205,9 @@ class Step:
                 if self.arrivals.empty():
                     await self._ask(tasks, scoring)
                 if not any(self._missing) and limit.when() is None:  # generation does not count
-                    self._time(limit)
+                    self._start_clock(limit)
                     tasks.create_task(self._stop_clock(limit, scoring))
-            self._time(limit)
+            self._start_clock(limit)
             for i, group in enumerate(self._final):
                 self._other_texts |= any(
                     rollout not in group.rollouts
@@ -219,9 +221,9 @@ class Step:
             self._touched = set(range(len(self._final))) - scoring.keys()
             await self._ask(tasks, scoring)
             scores = [await scoring[i] for i in range(len(self._final))]
-            for shared in chain(*self.judge.asked.values()):
+            for shared in chain(*self.judge.shared.values()):
                 shared.answer.cancel()  # early questions that nothing has asked for
-            self.judge.asked.clear()  # else all prompts stay in memory until garbage is collected
+            self.judge.shared.clear()  # else all prompts stay in memory until garbage is collected
         self._check_failures(self.judge, "judge", of=len(self.judge.calls))
         return scores
 
@@ -229,7 +231,7 @@ class Step:
         """Let the reference judge score its groups."""
         method, reference_judge = self.scoring.method, debiasing.reference_judge
         try:
-            async with self._within(asyncio.timeout_at(self._ends), reference_judge, "reference judge") as tasks:
+            async with self._within(asyncio.timeout_at(self._deadline), reference_judge, "reference judge") as tasks:
                 reading = [
                     tasks.create_task(debiasing.read(method, self._final[i], self.buffers[i], scores[i]))
                     for i in debiasing.chosen(history.count_groups(self.scoring.store), len(scores))
@@ -257,25 +259,25 @@ class Step:
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from errors  # a user's error is no group of errors
 
-    def _time(self, limit: asyncio.Timeout) -> None:
+    def _start_clock(self, limit: asyncio.Timeout) -> None:
         if self.scoring.step_timeout is not None and limit.when() is None:  # unless the clock runs
-            self._ends = asyncio.get_running_loop().time() + self.scoring.step_timeout
-            limit.reschedule(self._ends)
+            self._deadline = asyncio.get_running_loop().time() + self.scoring.step_timeout
+            limit.reschedule(self._deadline)
 
     @staticmethod
     async def _stop_clock(limit: asyncio.Timeout, scoring: Mapping[int, asyncio.Task[GroupScore]]) -> None:
         # When all groups are scored: the trainer may come much later, from its log-probabilities.
-        while left := [task for task in scoring.values() if not task.done()]:
-            await asyncio.wait(left)
+        while running := [task for task in scoring.values() if not task.done()]:
+            await asyncio.wait(running)
         if not limit.expired():
             limit.reschedule(None)
 
     def _take(self, row: int, text: str) -> None:
-        i, place = divmod(row, len(self.groups[0].rollouts))
-        if place in self._missing[i]:
-            self._missing[i].remove(place)
+        i, rollout_id = divmod(row, len(self.groups[0].rollouts))
+        if rollout_id in self._missing[i]:
+            self._missing[i].remove(rollout_id)
             rollouts = list(self.groups[i].rollouts)
-            rollouts[place] = Rollout(place, text)
+            rollouts[rollout_id] = Rollout(rollout_id, text)
             self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
             self._touched.add(i)
 
@@ -287,9 +289,9 @@ class Step:
             if not self._missing[i]:
                 scoring[i] = tasks.create_task(method.score(group, self.buffers[i], self.judge))
                 continue
-            here = {rollout.id for rollout in group.rollouts} - self._missing[i]
-            asked = await early_questions(method, group, here, self.buffers[i])
-            early = without(asked, self._early[i])
+            arrived = {rollout.id for rollout in group.rollouts} - self._missing[i]
+            questions = await early_questions(method, group, arrived, self.buffers[i])
+            early = without(questions, self._early[i])
             self._early[i] += early
             for question in early:
                 self.judge.put(question, tasks.create_task)

@@ -511,11 +511,11 @@ SAID = (  # a choice, whether it is cut off, what is said of it, whether that is
 def test_read_completion_keeps_what_a_server_says_of_its_answer():
     for given_choice, *expected in SAID:
         reply = read_completion({"choices": [given_choice]})
-        assert [reply.cut_off, reply.said, reply.final] == expected, given_choice
+        assert [reply.cut_off, reply.note, reply.final] == expected, given_choice
     full, usage = {"message": {"content": "x"}}, {"completion_tokens": 8}
     for limit, cut in ((7, False), (8, True), (9, False)):
         reply = read_completion({"choices": [choice("x", "stop")], "usage": usage}, limit)
-        assert (reply.cut_off, reply.said) == (cut, CUT_OFF * cut)
+        assert (reply.cut_off, reply.note) == (cut, CUT_OFF * cut)
     for limit, cut in ((8, True), (9, False), (None, False)):
         assert read_completion({"choices": [full], "usage": usage}, limit).cut_off is cut
     both = read_completion({"choices": [full, full], "usage": usage}, 4).samples

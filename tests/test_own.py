@@ -106,7 +106,7 @@ def test_a_reward_that_is_no_number_leaves_its_step_and_none_leaves_a_rollout_ou
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     logged = [log["eval_rewards/later/mean"] for log in trainer.state.log_history if "eval_reward" in log]
     assert logged == [0, 0] and caplog.text.count("for rollout 3") == 1, "an evaluation goes on without it"
-    trainer._models[2] = True  # as if it were a reward model, which has no `None`
+    trainer._is_model[2] = True  # as if it were a reward model, which has no `None`
     with pytest.raises(NotFiniteError, match="gave nan for rollout 0"):
         monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda *_: torch.tensor([[0.0, 0.0, math.nan]]))
         trainer._calculate_rewards([{}] * 24, [], [], [])

@@ -130,7 +130,7 @@ def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer
 def end_time(monkeypatch) -> Callable[[], object]:
     """Give a function that ends the time of the step that waits for its judge, whatever its limit is."""
     running = []
-    monkeypatch.setattr(Step, "_time", lambda step, limit: running.append((asyncio.get_running_loop(), limit)))
+    monkeypatch.setattr(Step, "_start_clock", lambda step, limit: running.append((asyncio.get_running_loop(), limit)))
     return lambda: running[-1][0].call_soon_threadsafe(running[-1][1].reschedule, 0)
 
 

@@ -73,20 +73,20 @@ def read_choice(choice: Any, tokens: int, allowed: float) -> Reply:
         raise TypeError(f"the content is a {type(text).__name__}")
     empty = not (text or "").strip()
     refusals = [message.get("refusal"), *(part.get("refusal") for part in parts)]
-    refusal = next((each for each in refusals if isinstance(each, str) and each), "")
+    refusal = next((text for text in refusals if isinstance(text, str) and text), "")
     final = bool(FILTER.search(reason) or (empty and refusal))
     # Some servers say "stop" at the limit. One that counts more tokens than were allowed does not keep to the limit.
     cut_off = not finished(reason) or tokens == allowed if reason else tokens >= allowed
-    said = ""
+    note = ""
     if final:
-        said = f"{WITHHELD}: {refusal or reason}"
+        note = f"{WITHHELD}: {refusal or reason}"
     elif empty and (parts or any(message.get(name) for name in REASONING_FIELDS)):
-        said = ALL_THOUGHT
+        note = ALL_THOUGHT
     elif cut_off and (not reason or finished(reason) or LIMIT.search(reason)):
-        said = CUT_OFF
+        note = CUT_OFF
     elif reason and (cut_off or empty) and reason.lower() != "stop":
-        said = f"the server says {reason!r}"
-    return Reply(text or "", Usage(), cut_off, said=said, final=final)
+        note = f"the server says {reason!r}"
+    return Reply(text or "", Usage(), cut_off, note=note, final=final)
 
 
 def reason_of(choice: dict) -> str:
@@ -164,8 +164,8 @@ def status_of(error: Any) -> int:
     for code in codes:
         if re.fullmatch("[45][0-9]{2}", code):
             return int(code)
-    told = [*codes, words_of(error)]
-    return next((status for status, words in STATUSES if any(map(words.search, told))), 400)  # 400 is final
+    texts = [*codes, words_of(error)]
+    return next((status for status, words in STATUSES if any(map(words.search, texts))), 400)  # 400 is final
 
 
 def words_of(error: Any) -> str:
@@ -176,8 +176,8 @@ def words_of(error: Any) -> str:
     if inner := error.get("error") or error.get("errors"):
         return words_of(inner)
     behind = error.get("metadata")
-    said = [*(first_of(error.get(name)) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
-    return ": ".join(filter(None, (each if isinstance(each, str) else words_of(each) for each in said)))
+    texts = [*(first_of(error.get(name)) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
+    return ": ".join(filter(None, (each if isinstance(each, str) else words_of(each) for each in texts)))
 
 
 def first_of(body: Any) -> Any:

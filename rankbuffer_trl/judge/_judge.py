@@ -83,7 +83,7 @@ def arguments_of(client: ChatClient) -> dict[str, Any]:
     if not is_dataclass(client):
         return {}
     # Which argument changes the answers is not known, so all count, except fields with `compare=False`.
-    arguments = {each.name: getattr(client, each.name) for each in fields(client) if each.init and each.compare}
+    arguments = {field.name: getattr(client, field.name) for field in fields(client) if field.init and field.compare}
     # A value that JSON cannot hold, such as a lock, counts by its class.
     return json.loads(json.dumps(arguments, skipkeys=True, default=lambda value: type(value).__name__))
 
@@ -166,7 +166,7 @@ class Judge:
         opening = len(messages)
         verdict, outcome, error = None, "malformed", ""
         usage, answer, tally = Usage(), "", Tally()
-        lost: TransportError | None = None
+        transport_error: TransportError | None = None
         try:
             for repeat in range(self.max_attempts):
                 reply = Reply(*await self.client.complete(messages, question=question, seed=repeat, tally=tally))
@@ -184,8 +184,8 @@ class Judge:
                     verdict = question.read_reply(reply._replace(text=answer))
                 except VerdictError as fault:
                     tally.malformed += 1
-                    said = reply.said or (CUT_OFF if reply.cut_off else "")
-                    error = f"{fault}; {said}" if said else str(fault)
+                    note = reply.note or (CUT_OFF if reply.cut_off else "")
+                    error = f"{fault}; {note}" if note else str(fault)
                     if isinstance(fault, ProbabilityError) or reply.final:  # the answer would be the same
                         break
                     if not question.afresh:  # with the fault named, a deterministic judge can answer differently
@@ -197,12 +197,12 @@ class Judge:
                     outcome, error, usage = "parsed", "", tokens
                     break
         except TransportError as fault:
-            outcome, error, lost = "unreachable", str(fault), fault
+            outcome, error, transport_error = "unreachable", str(fault), fault
         except asyncio.CancelledError:
             if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
                 self._record(question, "cancelled", usage, tally, error, answer)
             raise
-        call = self._record(question, outcome, usage, tally, error, answer, lost)
+        call = self._record(question, outcome, usage, tally, error, answer, transport_error)
         if self.on_call is not None:
             self.on_call(call)
         return verdict, call
@@ -215,7 +215,7 @@ class Judge:
         tally: Tally,
         error: str,
         answer: str,
-        lost: TransportError | None = None,
+        transport_error: TransportError | None = None,
     ) -> Call:
         call = Call(
             method=self.method,
@@ -230,8 +230,8 @@ class Judge:
             error=error and printable(error),
             malformed=tally.malformed,
             answer=answer[:ANSWER_KEPT],
-            status=lost.status if lost else None,
-            passing=lost is not None and lost.passing,
+            status=transport_error.status if transport_error else None,
+            passing=transport_error is not None and transport_error.passing,
         )
         self.calls.append(call)
         return call
@@ -239,8 +239,8 @@ class Judge:
     async def ask_all(self, questions: Iterable[Askable]) -> list[Any | None]:
         """Put all questions at once, in this order, and return their verdicts."""
         async with asyncio.TaskGroup() as tasks:  # when one ends in an exception, the others are cancelled
-            asked = [tasks.create_task(self.ask(question)) for question in questions]
-        return [task.result() for task in asked]
+            pending = [tasks.create_task(self.ask(question)) for question in questions]
+        return [task.result() for task in pending]
 
     def drain(self) -> list[Call]:
         """Return and forget the calls so far."""

@@ -36,7 +36,7 @@ class Reply(NamedTuple):
     cut_off: bool = False  # whether it ended before its end, most often at its token limit
     logprobs: Any = None  # in the server's form, if the request asked for them
     samples: tuple["Reply", ...] = ()  # all answers, this one first, if the request asked for several
-    said: str = ""  # what the server says of an answer that may not be whole, for the fault
+    note: str = ""  # what the server says of an answer that may not be whole, for the fault
     final: bool = False  # whether the server withheld the answer: the question is not asked again
 
 

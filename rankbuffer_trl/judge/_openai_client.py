@@ -109,7 +109,7 @@ class OpenAIClient:
             http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
         self._hasty = self._client.with_options(max_retries=0)  # the same connections, without retries
-        self._look: asyncio.Task | None = None
+        self._finding: asyncio.Task | None = None
 
     async def complete(
         self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally, retry: bool = True
@@ -117,7 +117,7 @@ class OpenAIClient:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
         neutral = NEUTRAL if VLLM.get(self.url) and self.role == "judge" else {}
-        fields = {"temperature": 0, "seed": 0} | neutral | self._asked(question)
+        fields = {"temperature": 0, "seed": 0} | neutral | self._question_fields(question)
         if fields["seed"] is not None:
             fields["seed"] += seed  # a repeat must be able to answer differently
         body = self._body(messages=messages, **fields)
@@ -141,13 +141,13 @@ class OpenAIClient:
             self._name_model(answer.get("model"))
             if len(reply.samples) < fields.get("n", 0):
                 raise self._error(f"it gives {TOO_FEW_SAMPLES}={self.samples}; not every server can")
-            said = reply.said
+            note = reply.note
             if body.keys() & IMPOSING and reply.text.strip() and not reply.text.lstrip().startswith("{"):
-                said = said or FREE_FORM
+                note = note or FREE_FORM
             return reply._replace(
                 text=self._without_key(reply.text),
-                samples=tuple(each._replace(text=self._without_key(each.text)) for each in reply.samples),
-                said=self._without_key(said[:MOST_WORDS]),
+                samples=tuple(sample._replace(text=self._without_key(sample.text)) for sample in reply.samples),
+                note=self._without_key(note[:MOST_WORDS]),
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             begins = response.content.lstrip()
@@ -184,9 +184,9 @@ class OpenAIClient:
     async def find_penalties(self) -> None:
         """Ask a judge's server once whether it is vLLM, which else answers under the penalties of the model's file."""
         if self.role == "judge" and self.url not in VLLM:
-            if self._look is None or self._look.done():  # all questions of a first step wait for one look
-                self._look = asyncio.create_task(self._find_penalties())
-            await asyncio.shield(self._look)
+            if self._finding is None or self._finding.done():  # all questions of a first step wait for one look
+                self._finding = asyncio.create_task(self._find_penalties())
+            await asyncio.shield(self._finding)
 
     async def _find_penalties(self) -> None:
         try:
@@ -232,9 +232,9 @@ class OpenAIClient:
 
     def fields_of(self, question: Askable) -> dict[str, Any]:
         """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
-        return self._asked(question) | dict(self.endpoint.request)
+        return self._question_fields(question) | dict(self.endpoint.request)
 
-    def _asked(self, question: Askable) -> dict[str, Any]:
+    def _question_fields(self, question: Askable) -> dict[str, Any]:
         fields = question.fields(self.decoding, self.free_tokens)
         if self.samples > 1 and fields.get("logprobs"):
             return fields | {"logprobs": None, "top_logprobs": None, "n": self.samples, "temperature": 1}
@@ -259,16 +259,16 @@ class OpenAIClient:
                 text += "; the environment names a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY (not for NO_PROXY)"
             return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        said, headers = "", error.response.headers
+        message, headers = "", error.response.headers
         with suppress(ValueError, RecursionError):  # of what is no JSON, which may be any page
-            said = words_of(error.response.json())
-        text = (said or f"Error code: {status}")[:MOST_WORDS]
+            message = words_of(error.response.json())
+        text = (message or f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
             text = (
                 f"a redirect to {headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
                 f" if that is the {self.role}, name it in {self.role}_url"
             )
-        if status in (400, 403) and FLAGGED.search(said):
+        if status in (400, 403) and FLAGGED.search(message):
             text += f" ({WITHHELD})"
         elif status in (401, 403):
             state = "" if self._key else " is not set and"
@@ -393,9 +393,9 @@ def fault_of(status: int) -> str:
     return "busy" if status in (408, 409, 429, *PASSING) or status >= 500 else "refused"
 
 
-def same_model(asked: str, answered: str) -> bool:
+def same_model(requested: str, answered: str) -> bool:
     """Say whether two names stand for one model: a path before it, a date, a version or a variant makes no other."""
-    short, long = sorted((each.rpartition("/")[2].lower() for each in (asked, answered)), key=len)
+    short, long = sorted((name.rpartition("/")[2].lower() for name in (requested, answered)), key=len)
     return bool(re.fullmatch(re.escape(short) + VARIANT, long))
 
 

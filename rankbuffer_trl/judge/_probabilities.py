@@ -100,9 +100,9 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     """
     key, spelled = alternatives(verdict)
     tokens = read_tokens(logprobs)
-    said = "".join(token for token, _ in tokens)
-    heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
-    base, start = heads[-1] if heads else (0, len(said))  # the last: a text before the object may name the key
+    text = "".join(token for token, _ in tokens)
+    heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', text)]
+    base, start = heads[-1] if heads else (0, len(text))  # the last: a text before the object may name the key
     chances = dict.fromkeys(spelled.values(), 0.0)
     outside, shared, unseen, path, end, fewest = 0.0, 0.0, 0.0, 1.0, 0, LISTED
     decided = list(chances)
@@ -118,11 +118,11 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         outside += path * unlisted
         further, missing = 0.0, set(decided)
         for name, chance in likely:
-            left = possible(said[base:before] + name, key, spelled) if name else []
-            missing.difference_update(left)
-            if len(left) == 1:
-                chances[left[0]] += path * chance
-            elif not left:
+            candidates = possible(text[base:before] + name, key, spelled) if name else []
+            missing.difference_update(candidates)
+            if len(candidates) == 1:
+                chances[candidates[0]] += path * chance
+            elif not candidates:
                 outside += path * chance
             elif name == token:
                 further += path * chance  # the judge said this token, so the next one decides
@@ -132,11 +132,11 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
             least = min((chance for _, chance in likely if chance), default=1.0)
             unseen, fewest = unseen + path * min(unlisted, len(missing) * least), min(fewest, len(likely))
         path = further
-        decided = possible(said[base:end], key, spelled)
+        decided = possible(text[base:end], key, spelled)
         if len(decided) < 2:
             break
     if decided != [value]:
-        raise ProbabilityError(f"the tokens of the judge's logprobs do not spell its answer: {said[-80:]!r}")
+        raise ProbabilityError(f"the tokens of the judge's logprobs do not spell its answer: {text[-80:]!r}")
     total = sum(chances.values())
     if not total:
         raise ProbabilityError("the judge's logprobs give no probability to any valid answer")
@@ -160,18 +160,18 @@ def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
     Raises:
         [`VerdictError`]: if no answer can be read, for the cause of the last one.
     """
-    said, fault = [], VerdictError("there is no answer")
+    values, fault = [], VerdictError("there is no answer")
     for sample in samples:
         try:
-            said.append(verdict.parse(sample.text, sample.cut_off))
+            values.append(verdict.parse(sample.text, sample.cut_off))
         except VerdictError as error:
             fault = error
-    if not said:
+    if not values:
         raise fault
-    counts, spelled = Counter(said), alternatives(verdict)[1].values()
+    counts, spelled = Counter(values), alternatives(verdict)[1].values()
     # One answer in all is spread over the alternatives (the prior of Perks), so that none has the probability 0.
-    chances = {each: (counts[each] + 1 / len(spelled)) / (len(said) + 1) for each in spelled}
-    return Reading(counts.most_common(1)[0][0], chances, 1 - len(said) / len(samples), 0.0)
+    chances = {each: (counts[each] + 1 / len(spelled)) / (len(values) + 1) for each in spelled}
+    return Reading(counts.most_common(1)[0][0], chances, 1 - len(values) / len(samples), 0.0)
 
 
 def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:

@@ -59,23 +59,23 @@ class Servers:
     @classmethod
     def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256, samples: int = 1) -> "Servers":
         """Connect to the servers of an endpoint. See [`OpenAIClient`] for the other arguments."""
-        how = decoding, free_tokens, endpoint, samples
-        clients = [OpenAIClient(url, endpoint.model, *how) for url in endpoint.urls]
+        arguments = decoding, free_tokens, endpoint, samples
+        clients = [OpenAIClient(url, endpoint.model, *arguments) for url in endpoint.urls]
         return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
         order = self.order(question.query_id)
-        asked = {"messages": messages, "question": question, "seed": seed, "tally": tally}
+        request = {"messages": messages, "question": question, "seed": seed, "tally": tally}
         hold = 0
         while True:
             for client in order if len(order) > 1 else ():  # a single server gets its retries below
-                if client not in self._down and isinstance(outcome := await self._ask(client, asked), Reply):
+                if client not in self._down and isinstance(outcome := await self._ask(client, request), Reply):
                     return outcome
             if hold == HOLDS or not self._waiting():
                 # Nobody waits, so the first server gets the question, and its fault is final.
                 # With all retries after each hold, a question that is too slow for its time limit would take four
                 # times as long to fail.
-                outcome = await self._ask(order[0], asked, retry=not hold)
+                outcome = await self._ask(order[0], request, retry=not hold)
                 if isinstance(outcome, Reply):
                     self._set_up(order[0])
                     return outcome
@@ -84,9 +84,9 @@ class Servers:
                 if hold == HOLDS or stuck or not (alone or self._waiting()):
                     raise outcome
                 if alone:
-                    met = self._limits
+                    limits_before = self._limits
                     await asyncio.sleep(self._pause(outcome))
-                    hold += self._limits == met  # else others have met it by now: it is a limit of all
+                    hold += self._limits == limits_before  # else others have met it by now: it is a limit of all
                     continue
             # A limit of requests a minute can hold a question of a large step often, while others are answered.
             hold += not self._at_limit
@@ -97,23 +97,23 @@ class Servers:
         # By hash: however the servers are listed.
         return sorted(self.clients, key=lambda client: hashlib.sha256(f"{client.url} {query_id}".encode()).digest())
 
-    async def _ask(self, client: OpenAIClient, asked: dict[str, Any], retry: bool = False) -> Reply | TransportError:
+    async def _ask(self, client: OpenAIClient, request: dict[str, Any], retry: bool = False) -> Reply | TransportError:
         """Return the reply of a server, or the fault by which it is down. Without `retry`, that is noticed at once."""
         try:
             await client.find_penalties()
             try:
-                reply = await client.complete(retry=retry, **asked)
+                reply = await client.complete(retry=retry, **request)
             except TransportError as fault:
                 if retry or fault.kind != "busy":  # a busy server gets its retries all the same
                     raise
-                reply = await client.complete(**asked)
+                reply = await client.complete(**request)
         except TransportError as fault:
             if await self._is_gone(client, fault):
                 fault.kind, fault.passing = "down", True
             if fault.kind != "down" and not (fault.limited and self.wait):
                 raise
             if fault.limited:
-                self._refused.add(id(asked))  # one question alone may have too many tokens, and the others go on
+                self._refused.add(id(request))  # one question alone may have too many tokens, and the others go on
                 self._limits += 1
             if not fault.limited or len(self._refused) > 1:
                 self._set_down(client, fault)

@@ -19,12 +19,12 @@ class ThoughtMonitor:
     """
 
     def __init__(self, check: str):
-        self._looks = check == "none"
+        self._pending = check == "none"
 
-    def look(self, answers: Sequence[str]) -> None:
+    def check_answers(self, answers: Sequence[str]) -> None:
         """Warn once if most of the answers begin with a thought or with another tag that closes later."""
-        if self._looks and (fault := tag_fault(answers)):
-            self._looks = False
+        if self._pending and (fault := tag_fault(answers)):
+            self._pending = False
             logger.warning(
                 "rollouts: %s. If that is thinking, the judge ranks it, cut off or not: set format_check to think, or"
                 " to a regular expression with a group (?P<answer>...)",

@@ -144,17 +144,17 @@ class RankBuffer(RewardMethod):
                 refine_at=self.refine_at,
                 unordered=ranking.failed,
             )
-        most = self.max_anchors or len(buffer)
+        limit = self.max_anchors or len(buffer)
         errors = [call.error for call in judge.calls if (call.query_id, call.kind) == (group.query.id, "insert")]
         if not ranking.positions and errors and all(map(TOO_LONG.search, errors)):
             # Else each later visit would fail too, and the query would be lost.
-            most = max(len(buffer) // 2, 2)
+            limit = max(len(buffer) // 2, 2)
             logger.warning(
                 "the %d anchors of query %r do not fit into the judge's context, so its group has no rewards and its"
                 " next one meets %d of them: set max_anchors or static: true in method_args, or a larger context",
-                *(len(buffer), group.query.id, most),
+                *(len(buffer), group.query.id, limit),
             )
-        return buffer.thinned(most).visited()
+        return buffer.thinned(limit).visited()
 
     @staticmethod
     def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:

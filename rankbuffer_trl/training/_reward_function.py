@@ -119,7 +119,7 @@ class GroupReward:
                 self._no_answers(step, len(rows), training, completions, completion_ids)
             elif training:
                 self._unanswered = None
-            self._thoughts.look([text for _, text in rows])
+            self._thoughts.check_answers([text for _, text in rows])
             # A training that evaluates first has begun, too. A trainer that only evaluates has no `max_steps`.
             self._start(training or bool(trainer_state and trainer_state.max_steps), step)
             with ThreadPoolExecutor(1) as beside:  # while this thread waits for the judge
@@ -141,15 +141,15 @@ class GroupReward:
             return rewards, metrics, columns
 
         rewards, metrics, columns = on_main_process(score)
-        mine = PartialState().process_index * len(completions)
-        here = slice(mine, mine + len(completions))
+        start = PartialState().process_index * len(completions)
+        own_rows = slice(start, start + len(completions))
         if log_metric:
             for name, value in metrics.items():
                 log_metric(name, value)
         if log_extra:
             for name, values in columns.items():
-                log_extra(name, values[here])
-        return rewards[here]
+                log_extra(name, values[own_rows])
+        return rewards[own_rows]
 
     def begin(self, query_id: Sequence[str], training: bool, step: int, epoch: int | None) -> None:
         """Announce the rollouts of a generation before they are generated, so that judging starts with the first one.
@@ -213,16 +213,16 @@ class GroupReward:
         groups, counts = [], Counter(id for id, _ in rows)
         # If processes are more than queries to evaluate, accelerate begins with the first query again.
         order = list(counts)
-        again = not training and all(id == order[i // G % len(order)] for i, (id, _) in enumerate(rows))
+        repeats = not training and all(id == order[i // G % len(order)] for i, (id, _) in enumerate(rows))
         for start in range(0, len(rows), G):  # TRL's sampler yields each query `G` times in a row
             ids, texts = zip(*rows[start : start + G], strict=True)
             rollouts_of = {id: counts[id] for id in set(ids)}
-            if rollouts_of != {ids[0]: G} and not again:  # also halves of a larger group, each of which looks whole
+            if rollouts_of != {ids[0]: G} and not repeats:  # also halves of a larger group, each of which looks whole
                 raise SettingsError(
                     f"num_generations={G} here, but the trainer made {max(rollouts_of.values())} rollouts of one"
                     f" prompt (rows {start} to {start + G - 1} of this generation): give both the same number"
                 )
-            rollouts = tuple(Rollout(place, text) for place, text in enumerate(texts))
+            rollouts = tuple(Rollout(rollout_id, text) for rollout_id, text in enumerate(texts))
             groups.append(RolloutGroup(queries[ids[0]], rollouts, step, epoch))
         return groups
 
@@ -234,7 +234,7 @@ class GroupReward:
             self._unanswered += 1
         text = completion_text(completions[0])
         longest = max(map(len, completion_ids)) if completion_ids else None
-        what = (
+        fault = (
             f"none of the {count} rollouts has an answer under format_check={self.args.format_check!r}. The first"
             f" completion has {len(text)} characters, begins with {text[:60]!r} and ends with {text[-60:]!r}."
             + (f" The longest has {longest} tokens." if longest else "")
@@ -243,8 +243,8 @@ class GroupReward:
         )
         # Of the first generations alone: an answer ends the count.
         if self._unanswered is not None and self._unanswered >= PATIENCE:
-            raise SettingsError(f"nothing to rank in the first {PATIENCE} generations, so the run stops: {what}")
-        logger.warning(f"step {step}: {what}")
+            raise SettingsError(f"nothing to rank in the first {PATIENCE} generations, so the run stops: {fault}")
+        logger.warning(f"step {step}: {fault}")
 
     def restart(self, rewound: bool) -> None:
         """Get ready for a run. `rewound` says that the store holds no step after its start. Main process only."""
@@ -321,13 +321,13 @@ class RankBufferReward:
         eval_dataset: Dataset | None = None,
         args: GRPOConfig | None = None,
     ):
-        method, given = method or RankBuffer(), (num_generations, num_generations_eval)
+        method, generations = method or RankBuffer(), (num_generations, num_generations_eval)
         if args is not None:
             num_generations, num_generations_eval = args.num_generations, args.num_generations_eval
             check_best_metric(args.metric_for_best_model, alone=False)  # `beside` may add functions
-        if num_generations is None or given not in ((None, None), (num_generations, num_generations_eval)):
+        if num_generations is None or generations not in ((None, None), (num_generations, num_generations_eval)):
             raise SettingsError(
-                f"RankBufferReward(num_generations={given[0]}): pass args, the settings of the trainer"
+                f"RankBufferReward(num_generations={generations[0]}): pass args, the settings of the trainer"
             )
         queries = QueryTable(dataset, anchors_needed=method.responses_needed)
         eval_queries = QueryTable(eval_dataset, method.responses_needed) if eval_dataset is not None else None
@@ -385,30 +385,30 @@ class RankBufferReward:
         self._unscored = [reward is None for reward in rewards]
         return rewards
 
-    def beside(self, *others: Callable) -> list[Callable]:
-        """Return `reward_funcs` of a stock trainer: this object, then `others`.
+    def beside(self, *functions: Callable) -> list[Callable]:
+        """Return `reward_funcs` of a stock trainer: this object, then `functions`.
 
         Raises:
-            [`SettingsError`]: if one of `others` is not a function, or is asynchronous.
+            [`SettingsError`]: if one of `functions` is not a function, or is asynchronous.
         """
 
-        def masked(other: Callable) -> Callable:
-            if not isfunction(other) or iscoroutinefunction(other):
-                raise SettingsError(f"beside takes functions that are not async, got {other!r}: wrap it in one")
+        def masked(function: Callable) -> Callable:
+            if not isfunction(function) or iscoroutinefunction(function):
+                raise SettingsError(f"beside takes functions that are not async, got {function!r}: wrap it in one")
 
-            @wraps(other)  # TRL logs a reward under the name of its function
+            @wraps(function)  # TRL logs a reward under the name of its function
             def reward(**columns: Any) -> list[float | None]:
-                given = with_inf_for_nan(other)(**columns)
-                if odd := [(row, value) for row, value in enumerate(given) if value in (inf, -inf)]:
-                    raise NotFiniteError(not_finite(other.__name__, *odd[0]))
-                values = zip(given, self._unscored, strict=True)  # TRL has just called this object
+                rewards = with_inf_for_nan(function)(**columns)
+                if odd := [(row, value) for row, value in enumerate(rewards) if value in (inf, -inf)]:
+                    raise NotFiniteError(not_finite(function.__name__, *odd[0]))
+                values = zip(rewards, self._unscored, strict=True)  # TRL has just called this object
                 # With `None` from all functions, TRL leaves a rollout out. Else TRL would count its rank as 0, that
                 # of an average answer.
                 return [None if unscored else value for value, unscored in values]
 
             return reward
 
-        return [self, *map(masked, others)]
+        return [self, *map(masked, functions)]
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

@@ -43,7 +43,7 @@ class GroupScorer(Scoring):
     may_leave: Callable[[int], bool] = lambda step: False
 
     def __post_init__(self) -> None:
-        self._told = asyncio.Event()  # whether to leave the step
+        self._leave_requested = asyncio.Event()  # whether to leave the step
         self._begun: Step | None = None
         self._seconds = 0.0  # that `begin` took
         self._loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ class GroupScorer(Scoring):
             [`StepLeft`]: if `leave_step` was called, and the step may be left.
         """
         self.discard()
-        if update and self._told.is_set() and self.may_leave(step):
+        if update and self._leave_requested.is_set() and self.may_leave(step):
             raise StepLeft
         started = time.perf_counter()
         begun = Step(self, groups, step, update)
@@ -111,9 +111,9 @@ class GroupScorer(Scoring):
     def discard(self) -> None:
         """Give up a step that was begun and not scored: cancel its requests and record its calls."""
         if self._begun is not None:
-            left, self._begun = self._begun, None
-            self.run(left.cancel())
-            left.commit()
+            begun, self._begun = self._begun, None
+            self.run(begun.cancel())
+            begun.commit()
 
     def leave_step(self, leave: bool = True) -> None:
         """Let training steps end with [`StepLeft`] instead of waiting, from now on. A signal handler may call this.
@@ -123,27 +123,27 @@ class GroupScorer(Scoring):
                 `False` lets them wait again, for the next run.
         """
         if leave:
-            self._loop.call_soon_threadsafe(self._told.set)  # the loop alone wakes what waits
+            self._loop.call_soon_threadsafe(self._leave_requested.set)  # the loop alone wakes what waits
         else:
-            self._told.clear()
+            self._leave_requested.clear()
 
     def run_in_step(self, coroutine: Coroutine) -> Any:
         """Run a coroutine of the step that was begun. `leave_step` cancels it if the step may be left."""
         begun = self._begun
         leavable = begun is not None and begun.update and self.may_leave(begun.number)
-        return self.run(self._unless_told(coroutine) if leavable else coroutine)
+        return self.run(self._unless_left(coroutine) if leavable else coroutine)
 
-    async def _unless_told(self, coroutine: Coroutine) -> Any:
-        work, told = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._told.wait())
+    async def _unless_left(self, coroutine: Coroutine) -> Any:
+        work, leave = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._leave_requested.wait())
         try:
-            await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, leave), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise StepLeft
             return work.result()
         finally:
             work.cancel()
-            told.cancel()
-            await asyncio.gather(work, told, return_exceptions=True)
+            leave.cancel()
+            await asyncio.gather(work, leave, return_exceptions=True)
 
     @property
     def judges(self) -> list[Judge]:
@@ -161,8 +161,8 @@ class GroupScorer(Scoring):
     def close(self) -> None:
         """Close the judge's connections, the loop and the store."""
         self.discard()
-        for each in self.judges:
-            self.run(each.client.close())
+        for judge in self.judges:
+            self.run(judge.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.store.close()
 

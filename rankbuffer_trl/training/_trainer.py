@@ -44,7 +44,7 @@ THOUGHTS = (
     " max_completion_length cuts them off: set format_check to think, or chat_template_kwargs to"
     ' {"enable_thinking": false}'
 )
-STILL = (
+ROUNDS_AWAY = (
     "the policy's weights are bfloat16, and no copy in float32 is trained, as ZeRO and FSDP have one: steps of"
     " learning_rate={} round away. In 200 steps, 2 % of such weights move at 1e-6, 15 % at 1e-5, 55 % at 5e-5: set"
     " dtype to float32, or train with LoRA or ZeRO"
@@ -116,8 +116,8 @@ class RankBufferTrainer(ResumableTrainer):
         queries, eval_queries = plan.queries, plan.eval_queries
         state = StoreState(plan, judge, reference_judge)
         self.rank_reward = state.reward
-        more = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
-        functions = [format_reward, *plan.functions, *more]
+        extra = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
+        functions = [format_reward, *plan.functions, *extra]
         if args.use_vllm and args.vllm_mode == "server":
             spare_proxy(args.rollout_url)
         super().__init__(
@@ -133,13 +133,13 @@ class RankBufferTrainer(ResumableTrainer):
             **kwargs,
         )
         self.reward_func_names = numbered(self.reward_func_names)  # TRL logs two of one name as one
-        self._models = torch.tensor([isinstance(each, torch.nn.Module) for each in self.reward_funcs])
-        told = zip(self._models, self.reward_funcs, strict=True)
-        self.reward_funcs = [each if model else with_inf_for_nan(each) for model, each in told]
-        given = [args.format_weight, *plan.weights]
-        self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
+        self._is_model = torch.tensor([isinstance(function, torch.nn.Module) for function in self.reward_funcs])
+        pairs = zip(self._is_model, self.reward_funcs, strict=True)
+        self.reward_funcs = [function if model else with_inf_for_nan(function) for model, function in pairs]
+        weights = [args.format_weight, *plan.weights]
+        self.reward_weights[FORMAT : FORMAT + len(weights)] = torch.tensor(weights)
         if self.accelerator.is_main_process and self._rounds_away():
-            logger.warning(STILL.format(args.learning_rate))
+            logger.warning(ROUNDS_AWAY.format(args.learning_rate))
         for line in plan.batches.long_warmup():
             once.warning(line)
         self.add_callback(StepLog(args.output_dir))
@@ -149,7 +149,7 @@ class RankBufferTrainer(ResumableTrainer):
         self._answers = AnswerExtractor(
             args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
         )
-        self._read: list[Answer] = []  # of the last generation
+        self._last_answers: list[Answer] = []  # of the last generation
         self._gradient_monitor = GradientMonitor(args.num_generations, args.beta)
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
@@ -190,21 +190,23 @@ class RankBufferTrainer(ResumableTrainer):
             epoch = self.current_epoch() if training else None
             self.rank_reward.begin([row["query_id"] for row in inputs], training, self.state.global_step, epoch)
         try:
-            made = super()._generate_and_score_completions(inputs)
+            output = super()._generate_and_score_completions(inputs)
         except BaseException:
             self.rank_reward.discard()  # else the judge would go on with a step that nobody scores
             raise
         if training:
-            self._look_at(made)
-        return made
+            self._warn_without_gradient(output)
+        return output
 
     @non_fatal("whether rollouts have a gradient")  # a fault here is one of all processes, so none waits for another
-    def _look_at(self, made: dict[str, Any]) -> None:
-        mask = made["completion_mask"] * made.get("tool_mask", 1)
-        counted = [row[here].tolist() for row, here in zip(made["completion_ids"], mask.bool(), strict=True)]
-        tokens = [hash(tuple(row)) if row else None for row in counted]
+    def _warn_without_gradient(self, output: dict[str, Any]) -> None:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        written_tokens = [
+            row[written].tolist() for row, written in zip(output["completion_ids"], mask.bool(), strict=True)
+        ]
+        tokens = [hash(tuple(row)) if row else None for row in written_tokens]
         # A collective: every process must call it.
-        pulls = gather_object(list(map(Pull, made["advantages"].tolist(), tokens)))
+        pulls = gather_object(list(map(Pull, output["advantages"].tolist(), tokens)))
         unscored, empty = (self._metrics["train"][f"rank/{share}"][-1] for share in ("unscored", "empty"))
         warning = self._gradient_monitor.check(pulls, unscored > 0 and unscored + empty > 1 - 1e-4)
         if warning and self.accelerator.is_main_process:
@@ -217,11 +219,11 @@ class RankBufferTrainer(ResumableTrainer):
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
         _, completion_ids, masks, completions, *_ = generated
         # The masks say which tokens the policy wrote, and which are those of tools.
-        self._read = self._answers.read(prompts, completions, completion_ids, masks if self.tools else None)
+        self._last_answers = self._answers.read(prompts, completions, completion_ids, masks if self.tools else None)
         self._answers.forget()
         if self.args.judge_during_generation:
             # Before TRL computes the log-probabilities of the old policy and of the reference model.
-            self.rank_reward.all_arrived([answer.text for answer in self._read])
+            self.rank_reward.all_arrived([answer.text for answer in self._last_answers])
         return generated
 
     def _calculate_rewards(
@@ -231,15 +233,17 @@ class RankBufferTrainer(ResumableTrainer):
         training = self.model.training
         # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, self._read, strict=True)]
+        inputs = [
+            {**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, self._last_answers, strict=True)
+        ]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        odd = rewards.isinf() | (rewards.isnan() & self._models.to(rewards.device))  # a model gives no `None`
+        odd = rewards.isinf() | (rewards.isnan() & self._is_model.to(rewards.device))  # a model gives no `None`
         if odd.any():
             row, column = odd.nonzero()[0].tolist()
-            said = not_finite(self.reward_func_names[column], row, rewards[row, column].item())
+            message = not_finite(self.reward_func_names[column], row, rewards[row, column].item())
             if training:
-                raise NotFiniteError(said)
-            once.warning_once(said)
+                raise NotFiniteError(message)
+            once.warning_once(message)
             rewards[odd] = torch.nan
         # The whole row: TRL leaves it out of the baseline and gives it no advantage. With a NaN in the rank column
         # alone, TRL would take the rank reward for 0.
