@@ -65,15 +65,14 @@ def walk(folder: Path, machine: str, policy: str, prompts: list[str]) -> tuple[s
     return printed, calls
 
 
+EIGHT = {"judge": "6,7", "sampler": "0,1,2,3", "rollouts": "4,5", "training": "0,1,2,3"}
+
+
 @pytest.mark.parametrize(
     ("machine", "judge", "gpus"),
     [
         ("one", "Qwen/Qwen3-4B-Instruct-2507", {"judge": "0", "sampler": "0", "training": "0"}),
-        (
-            "eight",
-            "Qwen/Qwen3-30B-A3B-Instruct-2507",
-            {"judge": "6,7", "sampler": "0,1,2,3", "rollouts": "4,5", "training": "0,1,2,3"},
-        ),
+        ("eight", "Qwen/Qwen3-30B-A3B-Instruct-2507", EIGHT),
     ],
 )
 def test_the_path_leads_from_prompts_to_a_trained_policy(machine, judge, gpus, tmp_path, tiny_policy, howto):
