@@ -67,8 +67,7 @@ def test_a_launched_quickstart_runs_under_zero3_and_resumes_exactly(tmp_path, ti
     shutil.copytree(whole / "checkpoint-1", resumed / "checkpoint-1")
     zero3(tiny_policy, resumed, "--resume_from_checkpoint", "true")
     assert contents(resumed / LIVE_STORE) == contents(whole / LIVE_STORE)
-    weights, others, before = (
-        load_file(folder / "model.safetensors") for folder in (whole, resumed, whole / "checkpoint-1")
-    )
+    folders = (whole, resumed, whole / "checkpoint-1")
+    weights, others, before = (load_file(folder / "model.safetensors") for folder in folders)
     assert all((weights[name] == others[name]).all() for name in weights)
     assert any((weights[name] != before[name]).any() for name in weights), "the second step changed nothing"
