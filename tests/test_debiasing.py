@@ -210,8 +210,8 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     for reference_judge, message in (
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),
         ({"judge_url": 3}, "reference_judge: judge_url"),
-        ({"judge_completion_price": 3}, "leave it out"),
-        ({"judge_max_failures": 0.5}, "leave it out"),
+        ({"judge_completion_price": 3}, "prices and limit hold"),
+        ({"judge_max_failures": 0.5}, "prices and limit hold"),
         ({"judge_concurrency": 3}, "the judge itself"),
     ):
         with pytest.raises(SettingsError, match=message):
