@@ -44,9 +44,8 @@ def test_rank_warns_once_of_thoughts_that_the_judge_reads(caplog):
 @pytest.mark.parametrize("name", ["rankbuffer", "listwise"])
 def test_rank_at_once_gives_and_leaves_what_training_steps_do(scorer, name):
     luck, method = random.Random(0), load_method(name, {}, 42)
-    visits = [
-        (luck.choice("abc"), " ".join(str(n) if n else "-" for n in luck.choices(range(60), k=5))) for _ in range(24)
-    ]
+    line = lambda: " ".join(str(n) if n else "-" for n in luck.choices(range(60), k=5))  # noqa: E731
+    visits = [(luck.choice("abc"), line()) for _ in range(24)]
     oracle, known, epochs = scorer(scripted_judge(by_number), method), [], dict.fromkeys("abc", -1)
     for id, line in visits:
         epochs[id] += 1
@@ -59,10 +58,8 @@ def test_rank_knows_a_visit_that_is_recorded_also_in_a_store_that_is_opened_agai
     def ranker(judge=None) -> GroupRanker:
         return GroupRanker(RankBuffer(), judge or scripted_judge(by_number), tmp_path / "live.sqlite")
 
-    query = numbers()
-    (first, again, second), left, _ = run(
-        ranker(), (query, "5 - 50 15", 3), (query, "5 - 50 15", 3), (query, "6 7 8 9")
-    )
+    query, line = numbers(), "5 - 50 15"
+    (first, again, second), left, _ = run(ranker(), (query, line, 3), (query, line, 3), (query, "6 7 8 9"))
     assert again.rewards == first.rewards and again.order == first.order and again.positions == first.positions
     assert [row[:2] for row in left["groups"]] == [("n", 3), ("n", 4)]
     silent = scripted_judge(lambda messages: pytest.fail("the judge is asked again"))
@@ -87,9 +84,8 @@ def test_rank_counts_a_failure_never_as_a_score():
         return TransportError("gone") if "\nlost" in messages[0]["content"] else by_number(messages)
 
     ranker = GroupRanker(RankBuffer(), scripted_judge(lost, max_attempts=1))
-    (some, many, later), left, _ = run(
-        ranker, (numbers("a"), "5 15 25 lost"), (numbers("b"), "5 lost lost"), (numbers("b"), "5 15 -")
-    )
+    a, b = numbers("a"), numbers("b")
+    (some, many, later), left, _ = run(ranker, (a, "5 15 25 lost"), (b, "5 lost lost"), (b, "5 15 -"))
     assert some.rewards == (-1.0, 0.0, 1.0, None)
     assert isinstance(many, JudgeError) and "rank it again once the judge answers" in str(many)
     assert "checkpoint" not in str(many) and later.rewards == (0.0, 1.0, -1.0)

@@ -30,9 +30,8 @@ def section(prompt: str, heading: str) -> list[tuple[str, str]]:
 
 
 def selection(*ids: str) -> str:
-    return json.dumps(
-        {"keep_anchor_ids": [i for i in ids if i[0] == "A"], "add_rollout_ids": [i for i in ids if i[0] != "A"]}
-    )
+    kept, added = ([i for i in ids if (i[0] == "A") == anchor] for anchor in (True, False))
+    return json.dumps({"keep_anchor_ids": kept, "add_rollout_ids": added})
 
 
 class Managed:

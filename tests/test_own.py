@@ -37,7 +37,7 @@ def shorter(completions, **kwargs) -> list[float]:
 
 
 OWN, SHORTER, STARTED = f"{__name__}.Own", f"{__name__}.shorter", 3  # the last is not a function
-PUNISH = "trl.rewards.get_soft_overlong_punishment"
+PUNISH, UNKNOWN = "trl.rewards.get_soft_overlong_punishment", {"function": "a.b", "wait": 1}
 
 
 def test_judge_client_is_made_with_its_arguments_when_it_is_needed():
@@ -131,17 +131,14 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         ("[{", "reward_functions is not JSON"),
         ({"function": "a.b"}, "reward_functions must be a list"),
         (["a.b"], "an item of reward_functions must have function, weight and args"),
-        ([{"weight": 1}], "an item of reward_functions must have function"),
-        ([{"function": "a.b", "wait": 1}], "an item of reward_functions must have function"),
+        *(([each], "an item of reward_functions must have function") for each in ({"weight": 1}, UNKNOWN)),
         ([{"function": "no_such.thing"}], "there is no no_such.thing (No module named 'no_such')"),
         ([{"function": "trl.rewards.thing"}], "there is no trl.rewards.thing (trl.rewards has nothing of that name)"),
         ([{"function": 3}], "there is no 3 (it is not a dotted path)"),
         ([{"function": f"{__name__}.STARTED"}], "is not a function"),
-        ([{"function": SHORTER, "weight": float("nan")}], "must be a finite number, got nan"),
-        ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
+        *(([{"function": SHORTER, "weight": w}], f"a finite number, got {w!r}") for w in (float("nan"), "1")),
         ([{"function": PUNISH, "args": {"max_completion_len": 9}}], "missing a required argument: 'soft_punish_ca"),
-        ([{"function": SHORTER, "args": 3}], "does not take these args"),
-        ([{"function": "builtins.min", "args": {}}], "does not take these args"),
+        *(([{"function": f, "args": a}], "does not take these args") for f, a in ((SHORTER, 3), ("builtins.min", {}))),
     ):
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)

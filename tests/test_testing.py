@@ -96,9 +96,8 @@ def test_check_method_takes_the_answers_to_questions_of_ones_own():
         async def score(self, group, buffer, judge):
             texts = [rollout.text for rollout in group.answered]
             scores = await judge.ask(group_question(group.query, texts)) if texts else []
-            return score_by_reward(
-                group, {r.id: scores and s / 100 for r, s in zip(group.answered, scores or texts, strict=True)}
-            )
+            given = zip(group.answered, scores or texts, strict=True)
+            return score_by_reward(group, {r.id: scores and s / 100 for r, s in given})
 
     check_method(Scored(), answer)
 
