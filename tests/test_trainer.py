@@ -113,9 +113,8 @@ def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_p
         reward([rows[0]["prompt"]] * 2, ["Boil it.", "Wait three minutes."], [rows[0]["query_id"]] * 2)
         reward.close()
         found.append(contents(path))
-    assert found[0]["groups"] and all(
-        found[1][table] == found[0][table] for table in ("responses", "buffers", "groups")
-    )
+    tables = ("responses", "buffers", "groups")
+    assert found[0]["groups"] and all(found[1][table] == found[0][table] for table in tables)
     assert {row[1] for row in found[1]["calls"]} == {"train", "eval"}
 
 
@@ -173,9 +172,8 @@ def test_reward_refuses_other_numbers_of_generations_and_prompts_that_it_does_no
     for here, trainer in (4, 8), (8, 4):
         reward = RankBufferReward(rows, judge, tmp_path / f"{here}.sqlite", num_generations=here)
         asked = [row for row in rows.select(range(16 // trainer)) for _ in range(trainer)]
-        with pytest.raises(
-            SettingsError, match=f"num_generations={here} here, but the trainer made {trainer} rollout"
-        ):
+        said = f"num_generations={here} here, but the trainer made {trainer} rollout"
+        with pytest.raises(SettingsError, match=said):
             reward([row["prompt"] for row in asked], ["text"] * 16, [row["query_id"] for row in asked])
         with pytest.raises(DataError, match=r"begins with 'Why is it .*pass the trainer's .* its eval_dataset"):
             reward([[{"role": "user", "content": "Why is it so?"}]] * here, ["text"] * here)
@@ -243,9 +241,8 @@ STOCK_KEYS = (
 
 def train_stock(tmp_path, policy, rows, method=None, **changes):
     """Train with TRL's own trainer, and return it. It takes no further settings of this project."""
-    reward = RankBufferReward(
-        rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8, method=method
-    )
+    more = dict(num_generations=8, method=method)
+    reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", **more)
     settings = config(tmp_path)
     stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS} | changes)
     trainer = GRPOTrainer(policy, reward_funcs=[reward], args=stock, train_dataset=rows)
@@ -329,15 +326,10 @@ def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divid
 def test_trainer_warns_of_bfloat16_weights_that_do_not_move(training, caplog):
     half, lora = {"model_init_kwargs": {"dtype": "bfloat16"}}, LoraConfig(target_modules="all-linear")
     whole = LoraConfig(target_modules="all-linear", modules_to_save=["lm_head"])
-    for number, (settings, said) in enumerate(
-        [
-            (half | {"learning_rate": 1e-6}, True),
-            (half | {"learning_rate": 1e-3}, False),
-            ({"learning_rate": 1e-6}, False),
-            (half | {"learning_rate": 1e-6, "peft_config": lora}, False),
-            (half | {"learning_rate": 1e-6, "peft_config": whole}, True),
-        ]
-    ):
+    low = half | {"learning_rate": 1e-6}
+    cases = [(low, True), (half | {"learning_rate": 1e-3}, False), ({"learning_rate": 1e-6}, False)]
+    cases += [(low | {"peft_config": lora}, False), (low | {"peft_config": whole}, True)]
+    for number, (settings, said) in enumerate(cases):
         caplog.clear()
         trainer = training(str(number), **settings)
         assert ("set dtype to float32" in caplog.text) == said, settings
