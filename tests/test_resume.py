@@ -164,9 +164,8 @@ def test_a_checkpoint_of_each_version_is_resumed_for_ever(tmp_path, kept):
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, whole, case):
     overrides, message = CHANGES[case]
-    with pytest.raises(
-        CheckpointError, match=rf"belongs to another run:\n(.*\n)*.*{message}(.*\n)*.*resume_with_changes"
-    ):
+    said = rf"belongs to another run:\n(.*\n)*.*{message}(.*\n)*.*resume_with_changes"
+    with pytest.raises(CheckpointError, match=said):
         train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
 
 
@@ -231,9 +230,8 @@ def test_a_checkpoint_inside_a_generation_is_not_resumed(tmp_path, tiny_policy, 
 
 def test_epoch_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
     def stock(**changes):
-        return RepeatSampler(
-            rows, **(dict(mini_repeat_count=2, batch_size=5, repeat_count=2, shuffle=True, seed=7) | changes)
-        )
+        settings = dict(mini_repeat_count=2, batch_size=5, repeat_count=2, shuffle=True, seed=7)
+        return RepeatSampler(rows, **(settings | changes))
 
     uninterrupted = stock()
     orders = [list(uninterrupted) for _ in range(4)]
@@ -245,9 +243,8 @@ def test_epoch_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
 
 def test_history_tells_what_each_group_did_to_its_buffer(whole):
     table = whole[1][0]
-    versions = {
-        (query_id, step): [a[0] for a in json.loads(anchors)] for query_id, step, anchors, *_ in table["buffers"]
-    }
+    rows = table["buffers"]
+    versions = {(query_id, step): [a[0] for a in json.loads(anchors)] for query_id, step, anchors, *_ in rows}
     steps = {}
     for query_id, step, *_ in table["groups"]:
         steps.setdefault(query_id, []).append(step)
