@@ -368,13 +368,11 @@ def evaluation_by_a_server(at) -> dict:
 @starts("evaluation.run", EvaluationConfig)
 def evaluation_by_a_command(at) -> dict:
     at.ends.answer = answer_of_benchmarks
-    at.ends.door(
-        "rankbuffer_tools.batch.engines.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url))
-    )
+    started = contextmanager(lambda *args: (yield at.ends.url))
+    at.ends.door("rankbuffer_tools.batch.engines.vllm_server", instead=started)
     rows = base(**{name: value_of(row) for name, row in evaluation(at, "writingbench").items()})
-    rows |= base(
-        judge_url=[at.ends.url], judge_model="mine", models=[f"{n}={at.policy}" for n in ("sampler", "sampler-2")]
-    )
+    models = [f"{name}={at.policy}" for name in ("sampler", "sampler-2")]
+    rows |= base(judge_url=[at.ends.url], judge_model="mine", models=models)
     rows |= {"engine_command": To("my vllm", {"program": ["my", "vllm"]}), "compare_with": "sampler-2"}
     return rows | {"engine_arguments": To(["--mine"], {"arguments": ["--mine"]})}
 
@@ -420,16 +418,14 @@ def ask_reward(at, values: dict) -> None:
 @starts("RankBufferReward", RankBufferReward, ask_reward)
 def stock_reward(at) -> dict:
     at.ends.doors("rankbuffer_trl.training._reward_function", "GroupScorer BufferStore GroupSettings")
+    args = SimpleNamespace(num_generations=3, num_generations_eval=5, metric_for_best_model=None)
     return reward(at) | needed(num_generations=3) | {
         "num_generations_eval": 5,
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
         "answers": To(AnswerExtractor("think"), lambda ends: "a plan" not in ends.asked),
         "eval_dataset": To(Dataset.from_list([at.howto[0] | {"query_id": "other"}]), "eval of other"),
-        "args": To(
-            SimpleNamespace(num_generations=3, num_generations_eval=5, metric_for_best_model=None),
-            {"num_generations": 3},
-        ),
+        "args": To(args, {"num_generations": 3}),
     }  # fmt: skip
 
 
