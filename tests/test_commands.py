@@ -9,8 +9,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import QUICKSTART
-from helpers.programs import entry_points, start
+from conftest import QUICKSTART, ROOT
+from helpers.programs import entry_points, parse, start
 
 from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_tools.train.ending import SERVER_FAILED
@@ -122,6 +122,14 @@ FAULTS = {  # by program: words, and a part of the line with which it ends
 FAULTS["recipes/train_rankbuffer.py"] = FAULTS["rankbuffer-train"]
 
 
+MAIN = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("rankbuffer_tools", "recipes", "evaluation")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if '\nif __name__ == "__main__"' in path.read_text()
+]
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, run, assets) -> dict[str, object]:
     """Files that the words of a command name."""
@@ -180,6 +188,19 @@ def test_a_command_names_a_key_that_it_does_not_know(program, tmp_path, capsys):
         code = end(f"{known.words} {typo}")
         said = capsys.readouterr().err if code == 2 else code
         assert any(word in said for word in (*words, "unrecognized arguments: --")), said
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("path", MAIN)
+def test_no_program_takes_a_part_of_a_key_for_the_key(path):
+    name = path if path.startswith("recipes") else path.removesuffix(".py").replace("/", ".")
+    for words in ("check a", "card a b/c") if path.endswith("data/command.py") else ("",):
+        try:
+            unknown = parse(name, [*words.split(), "--hel"])
+        except SystemExit as refusal:
+            assert refusal.code, "it showed the help"  # as `--hel` would, if it were taken for `--help`
+        else:
+            assert unknown == ["--hel"]
 
 
 def test_a_command_shows_the_traceback_of_a_bug(program, monkeypatch):

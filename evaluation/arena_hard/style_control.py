@@ -69,7 +69,9 @@ def official_layout(place: Path, checkout: Path) -> Path:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("folder", type=Path, help="RUN/LABEL/arena_hard of an evaluation")
     parser.add_argument("--assets_dir", default="assets", help="folder with the official checkouts")
     parser.add_argument("--assets_manifest", help="YAML file whose entries replace those of assets.yaml")

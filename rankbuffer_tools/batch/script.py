@@ -50,7 +50,7 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
     Raises:
         [`SettingsError`]: for a key that does not exist or a value that cannot work.
     """
-    parser = parser_class((config_class,))
+    parser = parser_class((config_class,), allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
     judge = {each.name for each in fields(config_class) if each.name.startswith("judge_")}  # type: ignore[arg-type]
     if judge:

@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
         "check",
         help="check every row; print counts, lengths, duplicates, judge context; exit with 1 if a run cannot start",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
     look.add_argument("--split", default="train", help="split of a data set on the Hub")
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     look.add_argument("--num_generations", type=int, default=8, help="rollouts of a group")
     look.add_argument("--method", default="rankbuffer", help="the reward method, which says how long its prompts are")
 
-    card = commands.add_parser("card", help="print the data card")
+    card = commands.add_parser("card", help="print the data card", allow_abbrev=False)
     card.add_argument("file", help=".jsonl, .json or .parquet file")
     card.add_argument("repo_id", help="<user>/<name> on the Hub")
     return parser

@@ -17,7 +17,7 @@ from .report import BROWSER_MB, write_report
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="rankbuffer-report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rankbuffer-report", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "run_dir", nargs="+", type=Path, help="output folder of a run, one of its checkpoints, or a store file"
     )

@@ -104,7 +104,9 @@ def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int =
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart/policy"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=250)

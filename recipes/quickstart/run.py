@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.utils import logging
+from trl import ModelConfig, ScriptArguments
 
 from rankbuffer_tools.report.chart import save
 from rankbuffer_tools.report.charts import curve_chart, growth_chart
@@ -114,12 +115,15 @@ def mean_measures(measure: QualityMeasures, responses: dict[str, list[str]]) -> 
     return {name: sum(row[name] for row in rows) / len(rows) for name in QUALITY_MEASURES}
 
 
-def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
-    """Run the parts of `recipes/train_rankbuffer.py` in this process. Return the settings that it used."""
+def settings_of(model_path: Path, output_dir: Path, extra: list[str]) -> tuple:
+    """Read the settings of `recipes/train_rankbuffer.py`."""
     command = ["--config", str(HERE / "quickstart.yaml"), "--dataset_name", str(policy.DATA)]
     command += ["--model_name_or_path", str(model_path)]
-    arguments = RecipeParser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
-    script_args, training_args, model_args = arguments
+    return RecipeParser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
+
+
+def train(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> RankBufferConfig:
+    """Run the parts of `recipes/train_rankbuffer.py` in this process. Return the settings that it used."""
     trainer = build_trainer(script_args, model_args, make_plan(script_args, training_args))
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
@@ -187,12 +191,16 @@ def example_table(queries: Dataset, measure: QualityMeasures, responses: dict[st
 
 def main() -> None:
     """Build the policy, train it, measure it, and show the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm_start_steps", type=int, default=250)
     arguments, extra = parser.parse_known_args()  # what is left goes to rankbuffer-train
     out, started = arguments.output_dir, time.time()
+    # Before the policy is built, so that a typo costs nothing.
+    settings = settings_of(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     disable_progress_bars()
@@ -203,7 +211,7 @@ def main() -> None:
     policy.build_policy(out / "policy", queries, arguments.seed, arguments.warm_start_steps)
 
     console.rule("2. RankBuffer")
-    args = train(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
+    args = train(*settings)
 
     console.rule("3. What the policy has learned")
     responses = {
