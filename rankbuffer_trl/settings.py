@@ -7,8 +7,9 @@ import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import get_annotations
@@ -160,6 +161,15 @@ def say_renamed(old: str) -> None:
     logger.warning("%s is called %s today; the older name is still read", old, RENAMED[old])
 
 
+def near(name: str, known: Iterable[str], called: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return which of the `known` names a wrong one may stand for, as a question; nothing if none is spelled alike.
+
+    `called` has the names that are shown as others.
+    """
+    alike = [called.get(each, each) for each in get_close_matches(name, [*known])]
+    return f" (did you mean {' or '.join(alike)}?)" if alike else ""
+
+
 def check_arguments(
     cls: Any, name: str, arguments: Mapping[str, Any], key: str, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -183,7 +193,8 @@ def check_arguments(
     values = {name: value for name, value in defaults.items() if name in known} | arguments
     for each in arguments:
         if each not in known:
-            raise SettingsError(f"{key}: {name} has no argument {each!r}; it has {', '.join(known) or 'none'}")
+            has = ", ".join(known) or "none"
+            raise SettingsError(f"{key}: {name} has no argument {each!r}{near(each, known)}; it has {has}")
     for each, (annotation, needed) in known.items():
         if each not in values and needed:
             raise SettingsError(f"{key}: {name} needs a value for {each!r}")

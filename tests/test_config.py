@@ -71,7 +71,10 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" can save inside a generation, and at another step on each process", {"enable_jit_checkpoint": True}),
     (" takes away query_id", {"remove_unused_columns": True}),
     (" begins the epoch again after a resume", {"ignore_data_skip": True}),
-    (": rankbuffer has no argument 'anchors'; it has k0, ", {"method_args": {"anchors": 4}}),
+    (
+        ": rankbuffer has no argument 'anchors' (did you mean max_anchors?); it has k0, ",
+        {"method_args": {"anchors": 4}},
+    ),
     (" must be a JSON object, got {}", {"method_args": [4], "judge_request": ["top_p"]}),
     (" must be a JSON object, got {}", {"chat_template_kwargs": "[1]", "model_init_kwargs": [1]}),
     (" has a token: run", {"model_init_kwargs": {"token": "hf_s3cret"}}),
@@ -355,8 +358,8 @@ def test_read_settings_refuses_a_key_that_has_no_effect(tmp_path, monkeypatch):
                 said = f"^{key} is a setting of other programs and has no effect here"
                 with pytest.raises(SettingsError, match=said):
                     read_settings(config)
-        monkeypatch.setattr(sys, "argv", ["program", *words, "--judge_modle", "3"])
-        with pytest.raises(SettingsError, match="judge_modle"):
+        monkeypatch.setattr(sys, "argv", ["program", "--judge_modle", "3"])  # before what is not set
+        with pytest.raises(SettingsError, match=r"judge_modle. .did you mean judge_model"):
             read_settings(config)
 
 

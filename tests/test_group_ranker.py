@@ -112,7 +112,8 @@ def test_rank_refuses_in_one_line_what_it_cannot_rank():
     for arguments, words in (
         (("best", RubricJudge()), "there is no reward method 'best'"),
         (("listwise", "http://judge"), "a str is no judge"),
-        (("listwise", {"url": 1}), "judge has no setting 'url'"),
+        (("listwise", {"url": 1}), "judge has no setting 'url'; it has"),
+        (("listwise", {"judge_modle": 1}), "judge has no setting 'judge_modle' (did you mean judge_model or"),
         ((RankBuffer(), RubricJudge(), None, {"k0": 3}), "method_args is for a method that is named"),
     ):
         with pytest.raises(SettingsError, match=re.escape(words)):

@@ -499,7 +499,11 @@ def test_load_method_names_a_wrong_argument():
         ("rankbuffer", {"k0": 4.5}, "rankbuffer needs an integer for 'k0', got 4.5"),
         ("test_methods.Shortlist", {"worst_is": math.inf}, "needs a finite number for 'worst_is', got inf"),
         ("test_methods.Typed", {}, "test_methods.Typed needs a value for 'needed'"),
-        ("test_methods.Typed", {"needed": 1, "made": 2}, "has no argument 'made'; it has needed, flag"),
+        (
+            "test_methods.Typed",
+            {"needed": 1, "made": 2},
+            "no argument 'made' (did you mean mode?); it has needed",
+        ),
         ("test_methods.Typed", {"needed": 1, "mode": True}, "needs one of 'a', 1 for 'mode', got True"),
         ("test_methods.Typed", {"needed": 1, "limit": "x"}, "needs a finite number or null for 'limit', got 'x'"),
     ):

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.settings import RENAMED, current_names
+from rankbuffer_trl.settings import RENAMED, current_names, near
 
 from ..paper import RECIPE_FOLDER
 
@@ -28,9 +28,11 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
         if path.is_file() and path.resolve() not in without:
             return path
     known = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
+    stems = {Path(each).stem: each for each in known}  # of whatever folder
     what = "other recipe" if without else "recipe"  # a recipe is not its own base
     raise SettingsError(
-        f"there is no {what} {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
+        f"there is no {what} {name!r} in {beside.absolute()}{near(Path(name).stem, stems, stems)}; the recipes of this"
+        f" package are {', '.join(known)}"
     )
 
 

@@ -5,7 +5,6 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ from trl import TrlParser
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Endpoint, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.settings import RENAMED
+from rankbuffer_trl.settings import RENAMED, near
 
 from .output import beside, write_failures, write_provenance, write_rows
 from .recipes import find_recipe, given, read_recipe
@@ -60,6 +59,8 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
             recipe = read_recipe(find_recipe(name))  # so that this asks with the guard and decoding of the training
             parser.set_defaults_with_config(**{key: value for key, value in recipe.items() if key in judge})
     try:
+        if (words := parser.parse_known_args()[1]) and words[0].startswith("--"):
+            raise ValueError(words)  # before values are checked: a key that is misspelled may seem not to be set
         (config, *_) = parser.parse_args_and_config()
     except (RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"the file of --config cannot be read as YAML: {' '.join(str(error).split())}") from error
@@ -127,8 +128,8 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
 
 def no_such_key(key: str, known: Sequence[str]) -> str:
     """Say that there is no such setting, and which known ones are spelled alike."""
-    near = [RENAMED[key]] if RENAMED.get(key) in known else get_close_matches(key, known)
-    return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+    older = RENAMED.get(key) in known
+    return f"there is no key {key!r}{near(key, [key] if older else known, RENAMED if older else {})}"
 
 
 def short(number: float) -> str:

@@ -14,6 +14,7 @@ from ..settings import (
     check_own_fields,
     documented,
     load_path,
+    near,
     parse_setting,
 )
 from ._endpoint import Endpoint
@@ -276,7 +277,7 @@ def read_judge(key: str, settings: Mapping[str, Any]) -> JudgeConfig:
     """
     own = [each.name for each in fields(JudgeConfig)]
     if unknown := sorted(settings.keys() - own):
-        raise SettingsError(f"{key} has no setting {unknown[0]!r}; it has {', '.join(own)}")
+        raise SettingsError(f"{key} has no setting {unknown[0]!r}{near(unknown[0], own)}; it has {', '.join(own)}")
     try:
         return JudgeConfig(**settings)
     except SettingsError as error:

@@ -17,7 +17,7 @@ from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge
 from ..ranking import rank_tiers, rewards_from_ranks, tier_ranks
-from ..settings import check_arguments, load_path
+from ..settings import check_arguments, load_path, near
 from ._cost import VisitCost, simulated_costs
 
 METHOD_MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
@@ -200,9 +200,10 @@ def find_method(name: str) -> type[Any]:
         cause = str(error)
     if isinstance(found, type) and is_dataclass(found):
         return found
+    known = method_names()
     raise SettingsError(
-        f"there is no reward method {name!r} ({cause}): set `method` to one of {', '.join(method_names())}, or to the"
-        " dotted path of a dataclass"
+        f"there is no reward method {name!r}{near(name, known) or f' ({cause})'}: set `method` to one of"
+        f" {', '.join(known)}, or to the dotted path of a dataclass"
     )
 
 

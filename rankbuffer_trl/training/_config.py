@@ -21,7 +21,7 @@ from ..judge import Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
 from ..rewards._method import RewardMethod, load_method
-from ..settings import check_at_least, documented, fields_of, kind_of
+from ..settings import check_at_least, documented, fields_of, kind_of, near
 from ._reward_functions import load_functions
 
 logger = logging.getLogger(__name__)
@@ -492,8 +492,8 @@ def check_backends(names: Iterable[str]) -> None:
     installed = get_available_reporting_integrations()
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            raise SettingsError(f"report_to: there is no backend {name!r}; set none, or one of {known}")
+            alike, known = near(name, INTEGRATION_TO_CALLBACK), ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise SettingsError(f"report_to: there is no backend {name!r}{alike}; set none, or one of {known}")
         if name not in installed and name in ("trackio", "wandb"):
             raise SettingsError(f"report_to: {name} is not installed: pip install 'rankbuffer-trl[{name}]'")
         if name not in (*installed, "flyte"):  # flyte is not in the list that transformers makes
