@@ -480,7 +480,7 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     from transformers import AutoTokenizer
 
     command.check_template(tiny_policy, None)
-    unknown = "the tokenizer nobody/nothing cannot be loaded"
+    unknown = "there is no folder nobody/nothing here, and the Hub"
     for name, message in ((None, "model_name_or_path is not set"), ("nobody/nothing", unknown)):
         with pytest.raises(SettingsError, match=message):
             command.check_template(name, None)

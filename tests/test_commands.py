@@ -85,7 +85,7 @@ FAULTS = {  # by program: words, and a part of the line with which it ends
         f"check {HOWTO} --k0 1": "k0 must be at least 2, got 1",
         f"check {HOWTO} --sample 0": "sample must be at least 1, got 0",
         f"check {HOWTO} --num_generations 1": "num_generations must be at least 2, got 1",
-        f"check {HOWTO} --tokenizer no/where": "the tokenizer no/where cannot be loaded",
+        f"check {HOWTO} --tokenizer no/where": "there is no folder no/where here, and the Hub cannot be asked",
         f"check {HOWTO} --method best": "there is no reward method 'best'",
     },
     "rankbuffer-report": {

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -18,14 +19,26 @@ from helpers.evaluation_assets import Loopback
 from helpers.launching import alive
 from helpers.nectar_rows import Model
 from helpers.servers import served
+from httpx import ConnectError, Request, Response
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from transformers import AutoTokenizer, GenerationConfig
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
 from evaluation.generate import has_outputs
+from rankbuffer_tools.batch import engines
 from rankbuffer_tools.batch.answers import AnswerError, answer_in, opens_thinking, read_answers
 from rankbuffer_tools.batch.ask import AnswerLog
-from rankbuffer_tools.batch.engines import EngineError, TransformersEngine, VllmEngine, base_of, engine, vllm_server
+from rankbuffer_tools.batch.engines import (
+    EngineError,
+    TransformersEngine,
+    VllmEngine,
+    base_of,
+    engine,
+    hub_fault,
+    vllm_server,
+)
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
@@ -58,6 +71,9 @@ def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_
         for seed in (0, 1)
     ]
     assert greedy[0] == greedy[1], "a temperature of 0 is greedy"
+    with pytest.raises(SettingsError, match="there is no folder nobody/none here, and the Hub"):
+        TransformersEngine("nobody/none", None, settings)
+    (tmp_path / "config.json").touch()
     with pytest.raises(EngineError, match="no tokenizer for"):
         TransformersEngine(str(tmp_path), None, settings)
 
@@ -89,8 +105,12 @@ def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_polic
     path = str(tmp_path / "adapter")
     assert base_of(tiny_policy) is None and base_of(path) == tiny_policy
     for missing in (f"{path}/none", "./none", "runs/a/none"):
-        with pytest.raises(EngineError, match=f"there is no folder {missing}"):
+        with pytest.raises(SettingsError, match=f"there is no folder {missing}"):
             base_of(missing)
+    for saved in ("checkpoint-8", "checkpoint-24"):  # a run that saved no policy at its end
+        (tmp_path / "run" / saved).mkdir(parents=True)
+    with pytest.raises(SettingsError, match=r"holds no model: name a checkpoint .*checkpoint-24$"):
+        base_of(str(tmp_path / "run"))
     settings = config(tiny_policy, temperature=0.0)
     log = tmp_path / "log"
     plain, lora = engine(settings, "plain", tiny_policy, None, log), engine(settings, "lora", path, tiny_policy, log)
@@ -123,6 +143,25 @@ http.server.HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1
 
 def following(arguments: list[str], *names: str) -> list[str]:
     return [arguments[arguments.index(name) + 1] for name in names]
+
+
+def test_hub_fault_asks_once_and_leaves_to_the_libraries_what_they_say_better(monkeypatch):
+    answer = Response(404, request=Request("HEAD", "http://hub"))
+    faults = {
+        RepositoryNotFoundError("", response=answer): "the Hub has no repository of that name",
+        ConnectError("away"): "the Hub cannot be asked for a repository of that name: away",
+        GatedRepoError("", response=answer): "",
+        RemoteEntryNotFoundError("", response=answer): "",
+        HfHubHTTPError("", response=answer): "",
+    }
+    for error, said in faults.items():
+        monkeypatch.setattr(engines, "get_hf_file_metadata", asked := Mock(side_effect=error))
+        fault = hub_fault("nobody/none")
+        assert fault.startswith(said) and bool(fault) == bool(said) and asked.call_count == 1
+    monkeypatch.setattr("transformers.utils.find_adapter_config_file", Mock(side_effect=AssertionError("asked again")))
+    assert base_of("two words") is None and hub_fault("two words").startswith("the Hub cannot be asked")
+    monkeypatch.setattr(engines, "try_to_load_from_cache", lambda *_, **__: "config.json")
+    assert not hub_fault("nobody/none") and asked.call_count == 1, "the cache has it"
 
 
 @pytest.mark.parametrize("rank", [None, 4, 33])

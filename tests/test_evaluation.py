@@ -40,7 +40,6 @@ from evaluation.config import EvaluationConfig
 from evaluation.generate import label_path
 from evaluation.registry import BENCHMARKS
 from evaluation.run import evaluate, load_benchmarks, main
-from rankbuffer_tools.batch.engines import EngineError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
@@ -420,7 +419,7 @@ def test_evaluate_refuses_what_is_wrong_before_it_asks_anything(settings, tiny_p
         for changes, error, fault in (
             (dict(judge_url=[f"{NOWHERE}/v1"]), JudgeError, "cannot be reached"),
             (dict(judge_url=None, judge_model=None), JudgeError, "judge_url is not set"),
-            (two, EngineError, "no tokenizer for"),
+            (two, SettingsError, "holds no model: name one that has a config.json"),
         ):
             with pytest.raises(error, match=fault):
                 evaluate(settings(url, benchmarks=["writingbench"], limit=1, **changes))

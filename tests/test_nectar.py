@@ -308,7 +308,7 @@ def test_prepare_nectar_counts_prompts_in_the_policys_template(tmp_path, howto, 
     longest = -(-len(raws[2]["prompt"].removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant: ")) // 3)
     for limit, taken in ((longest, 6), (longest - 1, 5)):
         assert len(prepare(tmp_path, source, max_prompt_length=limit)[0]) == taken
-    with pytest.raises(SettingsError, match=r"tokenizer .*nowhere cannot be loaded"):
+    with pytest.raises(SettingsError, match=r"there is no folder .*nowhere: models are folders"):
         prepare(tmp_path, source, tokenizer=str(tmp_path / "nowhere"))
 
 

@@ -18,7 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankbuffer_trl.errors import RankBufferError
+from httpx import TransportError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Call, Judge, Usage
 from rankbuffer_trl.judge.config import OpenAIClient
@@ -34,6 +38,9 @@ PR_SET_PDEATHSIG = 1  # of Linux' prctl
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 # No engine reads these.
 TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+
+# A folder of a model or of a tokenizer has one of them; the last one is of Mistral's own format.
+MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json", "params.json")
 
 
 class EngineError(RankBufferError, RuntimeError):
@@ -204,8 +211,10 @@ def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
     """Load the tokenizer of a checkpoint.
 
     Raises:
+        [`SettingsError`]: as [`check_model`].
         [`EngineError`]: if there is no tokenizer, or none with a chat template.
     """
+    check_model(model)
     from transformers import AutoTokenizer
 
     faults = []
@@ -320,19 +329,60 @@ def base_of(model: str) -> str | None:
     """Return the model to which an adapter belongs, `None` if `model` is no adapter.
 
     Raises:
-        [`EngineError`]: if `model` is a path, and there is no such folder.
+        [`SettingsError`]: as [`check_folder`].
     """
     if is_address(model):
         return None
-    # No repository of the Hub has such a name.
-    if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
-        raise EngineError(f"there is no folder {model}: models are folders, or repositories of the Hub")
+    check_folder(model)
+    if not Path(model).is_dir() and hub_fault(model):
+        return None  # the server may know the model from elsewhere
     from peft import PeftConfig
     from transformers.utils import find_adapter_config_file
 
     if find_adapter_config_file(model) is None:
         return None
     return PeftConfig.from_pretrained(model).base_model_name_or_path
+
+
+def check_model(name: str, revision: str | None = None) -> None:
+    """Refuse a name of a model that the libraries would not find.
+
+    Raises:
+        [`SettingsError`]: as [`check_folder`], or if there is no such repository of the Hub.
+    """
+    check_folder(name)
+    if not Path(name).is_dir() and (fault := hub_fault(name, revision)):
+        raise SettingsError(f"there is no folder {name} here, and {fault}")
+
+
+def check_folder(name: str) -> None:
+    """Refuse a folder without a model.
+
+    Raises:
+        [`SettingsError`]: if there is no such folder, or no model in it. The message names a checkpoint if it has one.
+    """
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).is_file() for file in MODEL_FILES):
+        saved = sorted(folder.glob("checkpoint-*"), key=lambda each: (len(each.name), each.name))
+        advice = f"name a checkpoint of this run, such as {saved[-1]}" if saved else "name one that has a config.json"
+        raise SettingsError(f"the folder {name} holds no model: {advice}")
+    # No repository of the Hub has such a name.
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
+        raise SettingsError(f"there is no folder {name}: models are folders, or repositories of the Hub")
+
+
+def hub_fault(name: str, revision: str | None = None) -> str:
+    """Return why neither the cache nor the Hub has a model; nothing if one has it, or if the libraries say why."""
+    try:
+        if not any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in MODEL_FILES):
+            # Once. The libraries ask a Hub that is away six times for each file.
+            get_hf_file_metadata(hf_hub_url(name, MODEL_FILES[0], revision=revision))
+    except HfHubHTTPError as error:
+        missing = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+        return "the Hub has no repository of that name that you can read" if missing else ""
+    except (OSError, ValueError, TransportError) as error:
+        return f"the Hub cannot be asked for a repository of that name: {' '.join(str(error).split())}"
+    return ""
 
 
 def is_address(model: str) -> bool:

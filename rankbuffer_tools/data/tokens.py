@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankbuffer_trl.data import check_prompts, render_messages
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 
+from ..batch.engines import check_model
 from ..batch.server_check import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 def load_tokenizer(name: str, revision: str | None = None, local: bool = False) -> "PreTrainedTokenizerBase":
     """Load a tokenizer by its name or path; with `local`, without the network. Else raise [`SettingsError`]."""
+    if not local or Path(name).is_dir():
+        check_model(name, revision)
     from transformers import AutoTokenizer  # slow to import, and not needed for an estimate
 
     try:
