@@ -83,8 +83,11 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
         data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
     except MissingFileError:
         if training_args.dry_run and (queries := training_args.dry_run_queries):
-            missing = f"the data set is missing: this is the plan for dry_run_queries={queries}, at an unknown cost"
-            say("dry run", [*Batches(training_args, queries).lines(), missing])
+            missing = (
+                f"the data set {script_args.dataset_name} does not exist: this is the plan for"
+                f" dry_run_queries={queries}, at an unknown cost"
+            )
+            say("dry run", [missing, *Batches(training_args, queries).lines()])
         raise
     plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
     checkpoint, done = on_main_process(lambda: find_start(plan))  # all processes must resume from one checkpoint
