@@ -230,7 +230,7 @@ def unchecked(name: str | None, revision: str | None, rows: Iterable[Mapping[str
 
 
 def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -> list[str]:
-    """Say where the policy is, how to see the report, and how to evaluate, to compare or to continue."""
+    """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
     typed = shlex.quote(str(folder))
     label = re.sub(r"[^\w.+-]", "-", name := Path(folder).name)  # the evaluation takes no other characters
@@ -247,8 +247,9 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
     return [
         f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
         report_line,
-        f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {model}",
         f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
+        "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"
+        f" evaluation/paper.yaml --models {model}",
     ]
 
 
