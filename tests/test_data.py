@@ -325,8 +325,12 @@ def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
         load_queries(str(folder / "train.jsonl"), split="test")
     write_rows(folder / "train-2.jsonl", [{"prompt": "How?", "topic": "eggs"}])
     for streaming in (False, True):
-        with pytest.raises(DataError, match=r"^.*cannot be read.*column names don't match.*$"):  # in one line
+        named = rf" as a whole: name one file of it \({folder}/test.jsonl, " if not streaming else ""
+        with pytest.raises(DataError, match=rf"^.*cannot be read{named}.*column names don't match.*$"):  # in one line
             list(iterate(load_queries(str(folder), streaming=streaming)))
+    Dataset.from_list(good_rows(1)).save_to_disk(folder / "saved")
+    with pytest.raises(DataError, match=r"saved cannot be read: .* use `load_from_disk` instead"):
+        load_queries(str(folder / "saved"))
 
 
 def test_load_queries_passes_over_byte_order_marks_and_crlf(tmp_path):

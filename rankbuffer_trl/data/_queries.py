@@ -124,6 +124,13 @@ def load_queries(
         if not isinstance(error, UNREADABLE) and "scripts are no longer supported" not in str(error):
             raise
         cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
+        if path.is_dir() and "save_to_disk" not in cause:  # its files may not belong together
+            files = sorted(str(each) for each in path.iterdir() if each.suffix in FILE_BUILDERS)
+            raise DataError(
+                f"the data set {path} is a folder that cannot be read as a whole: name one file of it"
+                f" ({', '.join(files[:5]) or 'it has no .jsonl, .json or .parquet file'}), or a folder that has only"
+                f" train.jsonl and files of other splits ({'...' * (len(cause) > 100)}{cause[-100:]})"
+            ) from error
         raise DataError(f"the data set {path} cannot be read: {cause}{CHECK_HINT}") from error
 
 
