@@ -312,9 +312,8 @@ def test_no_label_lies_outside_its_picture_or_over_another(driver, tmp_path):
         assert browser("return document.querySelectorAll('figure svg text').length") > 50
         assert browser(CUT) == [], width
         assert browser("return document.documentElement.scrollWidth <= window.innerWidth"), width
-    assert [row.startswith(name) for row, name in zip(browser.texts(".runs tbody tr"), names, strict=True)] == [
-        True
-    ] * 2
+    shown = browser.texts(".runs tbody tr")
+    assert all(row.startswith(name) for row, name in zip(shown, names, strict=True))
 
 
 FAINT = """
@@ -373,9 +372,8 @@ def test_hostile_text_is_text(driver, tmp_path):
     assert browser("return document.querySelector('main h2').textContent") == HOSTILE[1]
     assert browser.text("query-id") == f"{HOSTILE[0]}&\"'"
     browser("showVisit(0)")
-    assert sorted(browser.texts(".rollout .text")) == sorted(
-        text.replace("\x00", "␀").replace("\x1b", "␛") for text in HOSTILE
-    )
+    expected = sorted(text.replace("\x00", "␀").replace("\x1b", "␛") for text in HOSTILE)
+    assert sorted(browser.texts(".rollout .text")) == expected
     # Text that runs the other way turns nothing outside itself.
     style = "[...document.querySelectorAll('.rollout .text')].map(node => getComputedStyle(node).unicodeBidi)"
     assert set(browser(f"return {style}")) == {"plaintext"}
