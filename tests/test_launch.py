@@ -419,13 +419,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
     ("words", "environment", "there", "message", "reaches"),
     [
         (["two_nodes.sh"], HOSTS, {}, "say what this machine does", None),
-        (
-            ["two_nodes.sh", "judge"],
-            HOSTS,
-            {},
-            "starts the judge with the rollout server: .* two_nodes.sh serve",
-            None,
-        ),
+        (["two_nodes.sh", "judge"], HOSTS, {}, "the judge with the rollout server: .* two_nodes.sh serve", None),
         (["two_nodes.sh", "data", "a", "b"], {}, {}, "recipes/launch/one_node.sh data a b", None),
         (["two_nodes.sh", "estimate"], HOSTS, {}, "one_node.sh estimate .* JUDGE_URL=http://10.0.0.2:8001/v1", None),
         (["slurm.sh", "data", "a", "b"], SLURM, {}, "recipes/launch/one_node.sh data a b", None),
