@@ -188,9 +188,8 @@ def test_visits_have_the_counts_of_the_placements(scorer, method):
         known = () if score.before is None else score.before.anchors
         if query_id in kept and len(kept[query_id]) != len(known):
             known = ()
-        assert visit.above == {
-            anchor.id: sum(int(rollout.text) > int(anchor.text) for rollout in group_.rollouts) for anchor in known
-        }
+        values = [int(rollout.text) for rollout in group_.rollouts]
+        assert visit.above == {anchor.id: sum(value > int(anchor.text) for value in values) for anchor in known}
         assert (visit.epoch, visit.placed) == (group_.epoch, 4 if score.before else 0)
         assert placements(store, query_id=query_id) == {query_id: found[query_id]}
         kept[query_id] = score.after
