@@ -70,17 +70,10 @@ def main() -> None:
     )
     results = {}
     for name, sampling in SAMPLING.items():
-        args = config(
-            arguments.output_dir / name,
-            use_vllm=True,
-            vllm_mode="server",
-            vllm_server_base_url=arguments.url,
-            temperature=0.6,
-            max_completion_length=48,
-            learning_rate=1e-4,
-            max_steps=2,
-            **({"vllm_importance_sampling_mode": "token_truncate"} | sampling),
-        )
+        settings = dict(use_vllm=True, vllm_mode="server", vllm_server_base_url=arguments.url, temperature=0.6)
+        settings |= dict(max_completion_length=48, learning_rate=1e-4, max_steps=2)
+        settings |= {"vllm_importance_sampling_mode": "token_truncate"} | sampling
+        args = config(arguments.output_dir / name, **settings)
         trainer = NotedTrainer(arguments.policy, args, load_queries(arguments.data))
         try:
             trainer.train()

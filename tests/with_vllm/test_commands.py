@@ -37,21 +37,13 @@ def test_vllm_reads_the_commands(request, tmp_path):
     if not python:
         pytest.skip("needs an environment with vLLM")
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
-    launched = [
-        launch(tmp_path, "one_node.sh"),
-        launch(tmp_path, "slurm.sh", OUTPUT=str(tmp_path / "run"), **slurm),
-    ]
+    launched = [launch(tmp_path, "one_node.sh"), launch(tmp_path, "slurm.sh", OUTPUT=str(tmp_path / "run"), **slurm)]
     started = [call.argv[1:] for each in launched for call in each.of("vllm")]
     commands = started + documented()
     assert len(started) == 4 and len(commands) >= 6
-    done = subprocess.run(
-        [python, "-c", PARSER, json.dumps(commands)],
-        cwd=tmp_path,  # in the tests' folder, another `vllm` might be found
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = [python, "-c", PARSER, json.dumps(commands)]
+    # In the tests' folder, another `vllm` might be found.
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for model, transfers, mode, context in json.loads(done.stdout.splitlines()[-1]):
         assert model.startswith("Qwen/") and context >= 8192
