@@ -91,9 +91,9 @@ def questions(row: dict, number: int) -> Iterator[tuple[str, Question]]:
             yield f"best_first {name}", replace(turned, template=exchanged(turned.template, BEST_FIRST))
     if number < 24:
         shown = Random(row["query_id"]).sample(LISTED, len(LISTED))
-        for look, names in (("list", shown), ("list_reversed", shown[::-1])):
+        for kind, names in (("list", shown), ("list_reversed", shown[::-1])):
             candidates = [Rollout(i, texts[name]) for i, name in enumerate(names)]
-            yield " ".join([look, *names]), ranking_question(query, candidates)
+            yield " ".join([kind, *names]), ranking_question(query, candidates)
         yield " ".join(["group", *shown]), group_question(query, [texts[name] for name in shown])
     if number < 30:
         for name in ANSWERS:

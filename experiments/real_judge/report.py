@@ -165,7 +165,7 @@ def anchor_at_a_time(verdicts: Verdicts) -> Leads:
     return {(a, b): numbers[a] - numbers[b] for a, b in BETTER if a in numbers and b in numbers}
 
 
-def two_looks(verdicts: Verdicts) -> Leads:
+def two_passes(verdicts: Verdicts) -> Leads:
     """Read insertions among anchors shown in both orders: the mean of both expected positions."""
     worst_first, best_first = alone("insert", True)(verdicts), alone("best_first", True)(verdicts)
     return {pair: worst_first[pair] + best_first[pair] for pair in worst_first if pair in best_first}
@@ -190,7 +190,7 @@ def readings() -> Iterator[Way]:
     for kind, name in ratings.items():
         for reads, soft in both.items():
             yield Way(name, reads, alone(kind, soft), kind_is(kind))
-    yield Way("insertion, two looks", "probabilities", two_looks, kind_is("insert", "best_first"))
+    yield Way("insertion, two passes", "probabilities", two_passes, kind_is("insert", "best_first"))
     pairs = {f"pair {a} {b}" for a, b in [*BETTER, *(pair[::-1] for pair in BETTER)]}
     for reads, soft in both.items():
         yield Way("pair, one order", reads, one_order(soft), lambda name: name in pairs)

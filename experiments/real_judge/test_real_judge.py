@@ -10,9 +10,17 @@ import pytest
 from experiments.fit_doubts import fit
 from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
-from experiments.real_judge.looks import RECORD as LOOKS
-from experiments.real_judge.looks import Scores, pack, question
-from experiments.real_judge.looks_report import by_rubric, compare, costs, opinions, read_kept, read_lines, read_looks
+from experiments.real_judge.passes import RECORD as PASSES
+from experiments.real_judge.passes import Scores, pack, question
+from experiments.real_judge.passes_report import (
+    by_rubric,
+    compare,
+    costs,
+    opinions,
+    read_kept,
+    read_lines,
+    read_passes,
+)
 from experiments.real_judge.report import Verdict, Way, count, one_order, parameters, read, readings, without_place
 from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.audit.command import AuditConfig, audit
@@ -116,7 +124,7 @@ def test_record_has_the_figures_of_the_page():
     right = {reads: found["rating 0 to 9", reads]["right"] for reads in ("word", "probabilities")}
     assert right == {"word": 160, "probabilities": 276}
     assert found["pair, both orders", "probabilities"]["right"] == 274
-    assert found["insertion, two looks", "probabilities"]["right"] == 53
+    assert found["insertion, two passes", "probabilities"]["right"] == 53
     once = Way("pair, one order", "probabilities", one_order(True), lambda name: name.startswith("pair "))
     assert (count(record, once)["right"], count(without_place(record), once)["right"]) == (409, 511)
     assert sum(map(len, record)) == 2012
@@ -175,7 +183,7 @@ def test_scores_are_read_with_the_digits_of_each_place(rows):
 
 
 def lines_of(seen: dict[str, float], place: list[float], kind: str, query: str) -> list[dict]:
-    """Return two opposed looks of a judge that adds a preference for a slot to what it has seen."""
+    """Return two opposed passes of a judge that adds a preference for a slot to what it has seen."""
     lines = []
     for order in (list(seen), list(seen)[::-1]):
         weights = {str(slot): math.exp(seen[name] + place[slot]) for slot, name in enumerate(order)}
@@ -185,21 +193,21 @@ def lines_of(seen: dict[str, float], place: list[float], kind: str, query: str) 
     return lines
 
 
-def test_opinions_lose_the_preference_for_a_slot_by_opposed_looks_or_by_the_mean_of_the_others():
+def test_opinions_lose_the_preference_for_a_slot_by_opposed_passes_or_by_the_mean_of_the_others():
     seen = {"one": {"a": 1.0, "b": 0.5, "c": 0.0}, "two": {"a": 0.0, "b": 0.0, "c": 0.0}}
     for place, chosen, out in (([2, 0, -2], slice(0, 2), False), ([2, 0, 5], slice(0, 1), True)):
         lines = [line for query, each in seen.items() for line in lines_of(each, place, "worst", query)]
-        found = read_looks(lines)[3]
+        found = read_passes(lines)[3]
         assert found["one"][0].tokens == {"worst": [10, 6]}
         said = opinions(found, {"worst": -1}, chosen, out)["one"]
         assert said["c"] - said["b"] == pytest.approx(said["b"] - said["a"])
         assert said["c"] > said["b"]
 
 
-def test_the_record_of_looks_has_the_figures_of_the_page():
-    lines, kept = read_lines(LOOKS), read_kept()
-    rows = compare(read_looks(lines), kept)
-    found = {(row["read"], row["looks"], row["slot means"]): [*row.values()][3:] for row in rows}
+def test_the_record_of_passes_has_the_figures_of_the_page():
+    lines, kept = read_lines(PASSES), read_kept()
+    rows = compare(read_passes(lines), kept)
+    found = {(row["read"], row["passes"], row["slot means"]): [*row.values()][3:] for row in rows}
     two = [
         "0.88 (0.75 to 0.94), 96",
         "0.60 (0.48 to 0.71), 144",
@@ -212,7 +220,7 @@ def test_the_record_of_looks_has_the_figures_of_the_page():
         "0.52"
     )
     assert found["soft ratings", "", ""][0] == "0.93 (0.78 to 0.98), 96"
-    tokens = {(row["answers"], row["asked"]): (row["tokens"], row["computed"]) for row in costs(read_looks(lines))}
+    tokens = {(row["answers"], row["asked"]): (row["tokens"], row["computed"]) for row in costs(read_passes(lines))}
     assert tokens[8, "best"] == (658, 489)
     rated = {row["read"]: (row["right"], row["less the one rating"]) for row in by_rubric(lines, kept)}
     assert rated["words"][0] == 0.815 and rated["probabilities"] == (0.969, "-0.015 ± 0.030")
@@ -226,7 +234,7 @@ def test_no_label_of_one_token_is_beyond_the_list_of_a_server():
         if not name.startswith("score10")
         for each in v.reading.chances.values()
     ]
-    for path in (LOOKS, RECORD.with_name("audit_answers.jsonl.gz")):
+    for path in (PASSES, RECORD.with_name("audit_answers.jsonl.gz")):
         for value in (line["value"] for line in read_lines(path)):
             if isinstance(value, dict):
                 numbers += value["chances"].values()
@@ -244,4 +252,4 @@ def test_pack_keeps_what_the_report_reads(tmp_path):
     }
     (tmp_path / "log").write_text(json.dumps(line) + "\n")
     pack(tmp_path / "log", tmp_path / "record.gz")
-    assert read_looks(read_lines(tmp_path / "record.gz"))[2].keys() == {"q"}
+    assert read_passes(read_lines(tmp_path / "record.gz"))[2].keys() == {"q"}

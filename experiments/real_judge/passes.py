@@ -1,10 +1,10 @@
 """Ask a real judge which answer of a group is the best, which the worst, for all scores, and for each rubric alone.
 
-    python -m experiments.real_judge.looks --judge_url http://127.0.0.1:8001/v1 --judge_model judge \
+    python -m experiments.real_judge.passes --judge_url http://127.0.0.1:8001/v1 --judge_model judge \
         --log LOG.jsonl --record RECORD.jsonl.gz
 
-All questions about one look share their prompt up to the last sentence, so a server computes the group once. After a
-kill, run the same command again: it asks only what has no answer yet. `looks_report.py` reads what `--record` writes.
+All questions of one pass share their prompt up to the last sentence, so a server computes the group once. After a
+kill, run the same command again: it asks only what has no answer yet. `passes_report.py` reads what `--record` writes.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from rankbuffer_trl.judge import (
 from rankbuffer_trl.judge.config import Servers
 
 HERE = Path(__file__).parent
-RECORD = HERE / "looks.jsonl.gz"
+RECORD = HERE / "passes.jsonl.gz"
 DIGITS = [str(digit) for digit in range(10)]
-LOOK = """\
+GROUP_PROMPT = """\
 You are a strict response-quality judge. Compare the {N} responses below
 using the query and weighted rubrics. The order in which they stand
 means nothing.
@@ -83,7 +83,7 @@ def question(query: Query, responses: list[str], kind: str) -> Question:
     """Ask about a whole group: for the best of it, the worst of it, or all scores."""
     n = len(responses)
     asked = group_question(query, responses)
-    asked = replace(asked, template=LOOK + ENDS[kind], texts=asked.texts | {"{N-1}": str(n - 1)})
+    asked = replace(asked, template=GROUP_PROMPT + ENDS[kind], texts=asked.texts | {"{N-1}": str(n - 1)})
     if kind == "scores":
         return Scores(**{**vars(asked), "verdict": scores_verdict(n, 9)})
     slots = score_verdict(n - 1)
@@ -117,8 +117,10 @@ def groups_of_eight() -> list[dict]:
     ]
 
 
-def looks(row: dict, names: Sequence[str], kinds: Sequence[str] = ("best", "worst")) -> Iterator[tuple[str, Question]]:
-    """Yield the questions of two opposed looks at some answers to a query, by name."""
+def opposed_passes(
+    row: dict, names: Sequence[str], kinds: Sequence[str] = ("best", "worst")
+) -> Iterator[tuple[str, Question]]:
+    """Yield the questions of two opposed passes over some answers to a query, by name."""
     query, shown = Query.from_row(row), Random(row["query_id"]).sample(names, len(names))
     for order in (shown, shown[::-1]):
         for kind in kinds:
@@ -141,26 +143,26 @@ def asked() -> dict[str, Question]:
     fives, eights = groups_of_five(), groups_of_eight()
     found: dict[str, Question] = {}
     for row in eights[:9]:
-        found |= looks(row, list(row["answers"]), list(ENDS))
+        found |= opposed_passes(row, list(row["answers"]), list(ENDS))
     for row in fives[24:36]:
-        found |= looks(row, LISTED)
+        found |= opposed_passes(row, LISTED)
     for row in fives[24:30]:
-        found |= looks(row, LISTED[1:])  # the best is taken out
+        found |= opposed_passes(row, LISTED[1:])  # the best is taken out
     shuffled = Random(0).sample(fives, len(fives))
     for row in shuffled[:13]:
         found |= rubric_by_rubric(row)
     for row in fives[36:48]:
-        found |= looks(row, LISTED)
+        found |= opposed_passes(row, LISTED)
     for row in eights[9:18]:
-        found |= looks(row, list(row["answers"]))
+        found |= opposed_passes(row, list(row["answers"]))
     for row in shuffled[13:]:
         found |= rubric_by_rubric(row)
     for row in fives[48:]:
-        found |= looks(row, LISTED)
+        found |= opposed_passes(row, LISTED)
     for row in eights[18:]:
-        found |= looks(row, list(row["answers"]))
+        found |= opposed_passes(row, list(row["answers"]))
     for row in fives[30:]:
-        found |= looks(row, LISTED[1:])
+        found |= opposed_passes(row, LISTED[1:])
     return found
 
 

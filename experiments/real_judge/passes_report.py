@@ -1,6 +1,6 @@
-"""Count what looks at a whole group tell: about answers of known order, and about samples of one policy.
+"""Count what passes over a whole group tell: about answers of known order, and about samples of one policy.
 
-python -m experiments.real_judge.looks_report experiments/real_judge/looks.jsonl.gz
+python -m experiments.real_judge.passes_report experiments/real_judge/passes.jsonl.gz
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from experiments.real_judge.answers import BETTER
 from experiments.real_judge.ask import ANSWERS
-from experiments.real_judge.looks import DIGITS, HERE, groups_of_five
+from experiments.real_judge.passes import DIGITS, HERE, groups_of_five
 from experiments.real_judge.report import read, table
 from rankbuffer_tools.compare.duel import share_of
 from rankbuffer_trl.judge import LEAST_CHANCE
@@ -32,8 +32,8 @@ READINGS = {
 Numbers = Mapping[str, float]  # of the answers to one query, by name
 
 
-class Look(NamedTuple):
-    """What one look at a group says of each slot, by kind of question, less its mean; and the tokens of each kind."""
+class Pass(NamedTuple):
+    """What a pass over a group says of each slot, by kind of question, less its mean; and the tokens of each kind."""
 
     shown: tuple[str, ...]
     slots: dict[str, list[float]]
@@ -46,22 +46,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def read_looks(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, list[Look]]]:
-    """Return the looks at each query, by the size of its group."""
-    found: dict[int, dict[str, dict[tuple[str, ...], Look]]] = defaultdict(lambda: defaultdict(dict))
+def read_passes(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, list[Pass]]]:
+    """Return the passes over each query, by the size of its group."""
+    found: dict[int, dict[str, dict[tuple[str, ...], Pass]]] = defaultdict(lambda: defaultdict(dict))
     for line in lines:
         query, kind, *shown = line["key"].split(" ")[:-1]
         if not kind.startswith("rubric"):
-            look = found[len(shown)][query].setdefault(tuple(shown), Look(tuple(shown), {}, {}))
+            one_pass = found[len(shown)][query].setdefault(tuple(shown), Pass(tuple(shown), {}, {}))
             numbers = slots_of(line["value"])
-            look.slots[kind] = [number - fmean(numbers) for number in numbers]
+            one_pass.slots[kind] = [number - fmean(numbers) for number in numbers]
             prompt, cached, said = line["call"]["usage"]
-            look.tokens[kind] = [prompt + said, prompt + said - cached]
-    return {n: {query: list(looks.values()) for query, looks in each.items()} for n, each in found.items()}
+            one_pass.tokens[kind] = [prompt + said, prompt + said - cached]
+    return {n: {query: list(passes.values()) for query, passes in each.items()} for n, each in found.items()}
 
 
 def slots_of(value: Any) -> list[float]:
-    """Return what one look says of each slot: the log probability of its number, or its mean score."""
+    """Return what one pass says of each slot: the log probability of its number, or its mean score."""
     if isinstance(value, dict):
         return [math.log(max(chance, LEAST_CHANCE)) for chance in value["chances"].values()]
     means = []
@@ -72,37 +72,37 @@ def slots_of(value: Any) -> list[float]:
 
 
 def opinions(
-    looks: Mapping[str, Sequence[Look]], weights: Mapping[str, float], chosen: slice, out: bool
+    passes: Mapping[str, Sequence[Pass]], weights: Mapping[str, float], chosen: slice, out: bool
 ) -> dict[str, Numbers]:
-    """Return what the chosen looks say of each answer, by query.
+    """Return what the chosen passes say of each answer, by query.
 
     Args:
-        looks (`Mapping[str, Sequence[Look]]`):
-            Two looks at each query.
+        passes (`Mapping[str, Sequence[Pass]]`):
+            Two passes over each query.
         weights (`Mapping[str, float]`):
             The kinds of questions that are read, and what each counts.
         chosen (`slice`):
-            The looks that are read.
+            The passes that are read.
         out (`bool`):
             Take out the mean of each slot over the other queries.
     """
     asked = {
         query: both
-        for query, both in looks.items()
-        if len(both) == 2 and all(weights.keys() <= look.slots.keys() for look in both)
+        for query, both in passes.items()
+        if len(both) == 2 and all(weights.keys() <= one_pass.slots.keys() for one_pass in both)
     }
     found: dict[str, Numbers] = {}
     if len(asked) < 2:
         return found
     for query, both in asked.items():
         sums: Counter[str] = Counter()
-        others = [look for other, each in asked.items() if other != query for look in each]
+        others = [one_pass for other, each in asked.items() if other != query for one_pass in each]
         for kind, weight in weights.items():
             n = len(both[0].shown)
-            mean = [fmean(look.slots[kind][slot] for look in others) if out else 0.0 for slot in range(n)]
-            for look in both[chosen]:
-                for slot, name in enumerate(look.shown):
-                    sums[name] += weight * (look.slots[kind][slot] - mean[slot])
+            mean = [fmean(one_pass.slots[kind][slot] for one_pass in others) if out else 0.0 for slot in range(n)]
+            for one_pass in both[chosen]:
+                for slot, name in enumerate(one_pass.shown):
+                    sums[name] += weight * (one_pass.slots[kind][slot] - mean[slot])
         found[query] = dict(sums)
     return found
 
@@ -155,8 +155,8 @@ def read_kept() -> Kept:
     return Kept(known, samples, pairs)
 
 
-def compare(looks: Mapping[int, Mapping[str, Sequence[Look]]], kept: Kept) -> list[dict[str, str]]:
-    """Return a row for each way to read the looks: how often it is right, and with what it agrees."""
+def compare(passes: Mapping[int, Mapping[str, Sequence[Pass]]], kept: Kept) -> list[dict[str, str]]:
+    """Return a row for each way to read the passes: how often it is right, and with what it agrees."""
     damaged = ANSWERS[1:-1]
     good = {query: {("good", worse): 1.0 for worse in damaged} for query in kept.known}
     others = {query: leads(numbers, damaged) for query, numbers in kept.known.items()}
@@ -166,8 +166,8 @@ def compare(looks: Mapping[int, Mapping[str, Sequence[Look]]], kept: Kept) -> li
     for name, weights in READINGS.items():
         for count, chosen in (("one", slice(0, 1)), ("two", slice(0, 2))):
             for out in (False, True):
-                said = {n: opinions(each, weights, chosen, out) for n, each in looks.items()}
-                how = {"read": name, "looks": count, "slot means": "out" if out else ""}
+                said = {n: opinions(each, weights, chosen, out) for n, each in passes.items()}
+                how = {"read": name, "passes": count, "slot means": "out" if out else ""}
                 rows.append(
                     how
                     | {
@@ -179,18 +179,18 @@ def compare(looks: Mapping[int, Mapping[str, Sequence[Look]]], kept: Kept) -> li
                         "audited, pairs": agree(said.get(8, {}), kept.pairs),
                     }
                 )
-    asked = looks.get(5, {}).keys() & kept.known.keys(), looks.get(8, {}).keys() & kept.samples.keys()
+    asked = passes.get(5, {}).keys() & kept.known.keys(), passes.get(8, {}).keys() & kept.samples.keys()
     known, rated = ({q: each[q] for q in names} for each, names in zip((kept.known, kept.samples), asked, strict=True))
     ratings = {"good and four": agree(known, good), "audited, pairs": agree(rated, kept.pairs)}
     return [*rows, dict.fromkeys(rows[0], "") | {"read": "soft ratings"} | ratings]
 
 
-def costs(looks: Mapping[int, Mapping[str, Sequence[Look]]]) -> list[dict[str, Any]]:
-    """Return the mean tokens of the questions of one look, and of those the ones that the server computed."""
+def costs(passes: Mapping[int, Mapping[str, Sequence[Pass]]]) -> list[dict[str, Any]]:
+    """Return the mean tokens of the questions of one pass, and of those the ones that the server computed."""
     found: dict[tuple[int, str], list[list[int]]] = defaultdict(list)
-    for n, each in looks.items():
-        for look in (look for both in each.values() for look in both):
-            for kind, used in look.tokens.items():
+    for n, each in passes.items():
+        for one_pass in (one_pass for both in each.values() for one_pass in both):
+            for kind, used in one_pass.tokens.items():
                 found[n, kind].append(used)
     rows = []
     for (n, kind), used in sorted(found.items()):
@@ -240,8 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path)
     lines = read_lines(parser.parse_args().record)
-    looks, kept = read_looks(lines), read_kept()
-    print(table(compare(looks, kept)), table(costs(looks)), table(by_rubric(lines, kept)), sep="\n\n")
+    passes, kept = read_passes(lines), read_kept()
+    print(table(compare(passes, kept)), table(costs(passes)), table(by_rubric(lines, kept)), sep="\n\n")
 
 
 if __name__ == "__main__":
