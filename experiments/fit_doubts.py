@@ -10,13 +10,13 @@ the difference of two mean scores, or that of two tilts. The tilt of an insertio
 over the next lower one.
 
 * If differences and errors are normal, the better one is favoured in a share `1/2 + atan(quality / error) / pi`. This
-  gives the error of looks. By Laplace's rule, one more comparison counts as right and one more as wrong.
+  gives the error of a judgment. By Laplace's rule, one more comparison counts as right and one more as wrong.
 * The root mean square says what a unit of quality is worth.
-* Half the sum of a pair's log odds is the place bias. How it varies over pairs is the fresh error, and the rest of the
-  error lasts. The other kinds have no second look, so they get the same lasting share.
+* Half the sum of a pair's log odds is the position bias. How it varies over pairs is the fresh error, and the rest of
+  the error lasts. The other kinds have no second judgment, so they get the same lasting share.
 * Centre and width of the scores give the recorded means of mean and deviation. The mean answer has the quality 0.
 * In lists, a better answer that stands first is above the other one more often than one that stands last. The normal
-  quantiles of both shares give error and place bias.
+  quantiles of both shares give error and position bias.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def error_and_worth(favours: Sequence[float]) -> tuple[float, float]:
 
 
 def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
-    """Return the errors of looks in lists."""
+    """Return the errors of judgments in lists."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     gaps = []
     for name, verdict in (item for verdicts in record for item in verdicts.items()):

@@ -4,7 +4,7 @@ The quality of a response is a number. Its unit is the standard deviation of a q
 mean is 0. The first word of a response stands for the response. The judge finds these words under the headings of the
 prompt. So a prompt that shows the wrong response, or shows it in the wrong place, gets the wrong answer.
 
-The judge looks at each response in a prompt. A look is the quality of the response plus an error. [`JudgeErrors`] has
+The judge sees the quality of each response in a prompt with an error: its perceived quality. [`JudgeErrors`] has
 the settings. By default the error is normal, and it is drawn afresh for every prompt and response. It is seeded by the
 prompt, so the same prompt has the same answer. The other errors are off by default:
 
@@ -13,17 +13,17 @@ prompt, so the same prompt has the same answer. The other errors are off by defa
 * `bias`: the judge favours the responses that stand first, or those at both ends.
 * `labels`: the judge favours low labels, wherever they stand.
 
-From its looks the judge answers
+From the perceived qualities the judge answers
 
-* a score: the integer nearest to `10 / (1 + exp(-(o + s * look)))`. `o` and `s` are the judge's miscalibration for
-  this query with these rubrics. `o` is normal around 0 with deviation 0.5. `s` is log-normal around 0.8 with
+* a score: the integer nearest to `10 / (1 + exp(-(o + s * perceived)))`. `o` and `s` are the judge's miscalibration
+  for this query with these rubrics. `o` is normal around 0 with deviation 0.5. `s` is log-normal around 0.8 with
   deviation 0.3. A question about a single rubric has its own miscalibration, but a response has only one quality.
-* two scores in comparison: the same for each response. If they are equal, the one that looks better gets one point
-  more, unless the two look alike.
-* the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie. An
-  empty response looks worse than any other.
-* an order: the order of the looks.
-* a position: the number of anchors that look worse than the candidate, with one look at each of them.
+* two scores in comparison: the same for each response. If they are equal, the one perceived as better gets one point
+  more, unless both are perceived as equal.
+* the better of two: the one perceived as better. If a tie is allowed and the two differ by less than 0.02, a tie. An
+  empty response is worse than any other.
+* an order: the order of the perceived qualities.
+* a position: the number of anchors perceived as worse than the candidate, each with an error of its own.
 * a position among anchors that are not shown: the candidate's score, before it is rounded, is taken as the share of
   anchors below the candidate (10 for all).
 * a selection: evenly spread over the ladder, with both ends.
@@ -144,11 +144,11 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class JudgeErrors:
-    """The errors of the judge's looks. All sizes have the unit of quality.
+    """The errors of the judge's perceived qualities. All sizes have the unit of quality.
 
     Args:
         noise (`float`, *optional*, defaults to `0.09`):
-            Standard deviation of the error of one look, in a prompt with one or two responses.
+            Standard deviation of the error of one perceived quality, in a prompt with one or two responses.
         lasting (`float`, *optional*, defaults to `0.0`):
             Share of the error's variance that belongs to the response and repeats in every prompt, in 0..1.
         crowd (`float`, *optional*, defaults to `1.0`):
@@ -191,7 +191,7 @@ class JudgeErrors:
         return replace(self, noise=noise, lasting=0.0, bias=scale * self.bias, labels=scale * self.labels)
 
     def deviation(self, n: int) -> float:
-        """Return the standard deviation of a look in a prompt with `n` responses."""
+        """Return the standard deviation of a perceived quality in a prompt with `n` responses."""
         return self.noise * self.crowd ** math.log(max(n, 2) / 2, 4)
 
     def favour(self, prompt: str, names: Sequence[str]) -> dict[str, float]:
@@ -222,13 +222,13 @@ much a judge errs in a list of eight, so `crowd` is left open. experiments/judge
 
 @dataclass(frozen=True)
 class Doubts:
-    """A judge whose word ties where its probabilities do not. Each kind of question has its own errors of looks.
+    """A judge whose word ties where its probabilities do not. Each kind of question has its own errors.
 
     Args:
         pair, insertion, rating, lists (`JudgeErrors`):
-            The errors of the looks in prompts that ask for the better of two, a position, a score, or anything else.
+            The errors in prompts that ask for the better of two, a position, a score, or anything else.
         odds (`float`):
-            Log odds in a pair for each unit of quality. The place bias in log odds is the pair's `bias` times this.
+            Log odds in a pair for each unit of quality. The position bias in log odds is the pair's `bias` times this.
         step, habit (`float`):
             Log odds of a position over the next lower one, for each unit of quality of the candidate over the anchor
             between them; and those that every candidate has.
@@ -249,23 +249,23 @@ class Doubts:
     width: float
 
     def errors(self, prompt: str) -> JudgeErrors:
-        """Return the errors of the looks at the responses of a prompt."""
+        """Return the errors for the responses of a prompt."""
         kinds = {'"winner"': self.pair, '"position"': self.insertion, '"score"': self.rating}
         form = form_of(prompt)
         return next((errors for key, errors in kinds.items() if key in form), self.lists)
 
-    def reply(self, prompt: str, looks: Mapping[str, float]) -> tuple[str, Any]:
-        """Answer a prompt from the looks at its responses, with log probabilities. A list has no doubts."""
+    def reply(self, prompt: str, perceived: Mapping[str, float]) -> tuple[str, Any]:
+        """Answer a prompt from perceived qualities, with log probabilities. A list has no doubts."""
         form = form_of(prompt)
         if '"winner"' in form:
-            return spell("winner", {"A": self.odds * (looks["A"] - looks["B"]), "B": 0.0})
-        if '"position"' in form and len(looks) > 1:
-            steps = [self.step * (looks[""] - look) + self.habit for name, look in looks.items() if name]
+            return spell("winner", {"A": self.odds * (perceived["A"] - perceived["B"]), "B": 0.0})
+        if '"position"' in form and len(perceived) > 1:
+            steps = [self.step * (perceived[""] - value) + self.habit for name, value in perceived.items() if name]
             return spell("position", {p: sum(steps[:p]) for p in range(len(steps) + 1)})
         if '"score"' in form:
-            most, centre = int(re.search(r"through (\d+)>", form)[1]), self.centre + self.points * looks[""]
+            most, centre = int(re.search(r"through (\d+)>", form)[1]), self.centre + self.points * perceived[""]
             return spell("score", {s: -(((s - centre) / self.width) ** 2) / 2 for s in range(most + 1)})
-        text = verdict(prompt, looks)
+        text = verdict(prompt, perceived)
         return text, without_doubt(text)
 
 
@@ -300,7 +300,7 @@ RECORDED = Doubts(
 )
 """A judge that `fit_doubts.py` fitted to 2,012 verdicts of Qwen2.5-Coder-1.5B over llama.cpp, on 59 queries.
 
-Its place bias in pairs is 0.23 in log odds, and a unit of quality is worth 0.18. It repeats the order of a list.
+Its position bias in pairs is 0.23 in log odds, and a unit of quality is worth 0.18. It repeats the order of a list.
 """
 
 
@@ -312,19 +312,19 @@ def shares(names: Sequence[str]) -> dict[str, float]:
 
 def answer(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> str:
     """Answer a prompt from its text. `quality` holds the quality of each response by its first word."""
-    return verdict(prompt, looks_at(prompt, quality, errors))
+    return verdict(prompt, perceived_qualities(prompt, quality, errors))
 
 
 def reply(prompt: str, quality: Mapping[str, float], judge: JudgeErrors | Doubts) -> tuple[str, Any]:
     """Answer a prompt as [`answer`] does, with log probabilities."""
     if isinstance(judge, Doubts):
-        return judge.reply(prompt, looks_at(prompt, quality, judge.errors(prompt)))
+        return judge.reply(prompt, perceived_qualities(prompt, quality, judge.errors(prompt)))
     text = answer(prompt, quality, judge)
     return text, without_doubt(text)
 
 
-def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
-    """Look at each response of a prompt, and return the looks by heading."""
+def perceived_qualities(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
+    """Return the perceived quality of each response of a prompt, by heading."""
     shown = {name: word for name, word in SHOWN.findall(prompt) if word in quality}
     random = Random(blake2b(prompt.encode(), digest_size=8).digest())
     deviation = errors.deviation(len(shown))
@@ -336,43 +336,43 @@ def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> 
     }
 
 
-def verdict(prompt: str, looks: Mapping[str, float]) -> str:
-    """Answer a prompt from the looks at its responses. `looks` has them by heading."""
+def verdict(prompt: str, perceived: Mapping[str, float]) -> str:
+    """Answer a prompt from the perceived qualities of its responses, by heading."""
     form = form_of(prompt)
     if '"position"' in form:
         K = int(re.search(r"through (\d+)>", form)[1])
-        anchors = [look for name, look in looks.items() if name]
+        anchors = [value for name, value in perceived.items() if name]
         if anchors:
-            return json.dumps({"position": sum(look < looks[""] for look in anchors)})
-        return json.dumps({"position": round(K * score(prompt, looks[""]) / 10)})
+            return json.dumps({"position": sum(value < perceived[""] for value in anchors)})
+        return json.dumps({"position": round(K * score(prompt, perceived[""]) / 10)})
     if '"order"' in form:
-        return json.dumps({"order": [int(name[1:]) for name in sorted(looks, key=looks.get)]})
+        return json.dumps({"order": [int(name[1:]) for name in sorted(perceived, key=perceived.get)]})
     if '"score"' in form:
-        return json.dumps({"score": round(score(prompt, looks[""]))})
-    alike = {"A", "B"} <= looks.keys() and abs(looks["A"] - looks["B"]) < ALIKE
+        return json.dumps({"score": round(score(prompt, perceived[""]))})
+    alike = {"A", "B"} <= perceived.keys() and abs(perceived["A"] - perceived["B"]) < ALIKE
     if "integers from 0 through 100" in form:
-        return json.dumps({"scores": [round(10 * score(prompt, look)) for look in looks.values()]})
+        return json.dumps({"scores": [round(10 * score(prompt, value)) for value in perceived.values()]})
     if '"scores"' in form:
-        scores = [round(score(prompt, looks[name])) for name in "AB"]
+        scores = [round(score(prompt, perceived[name])) for name in "AB"]
         if scores[0] == scores[1] and not alike:
-            better = looks["A"] < looks["B"]
+            better = perceived["A"] < perceived["B"]
             scores[better] += 1
             scores = [number - (max(scores) > 10) for number in scores]
         return json.dumps({"scores": scores})
     if '"winner"' in form:
         tie = alike and '"tie"' in form
         worst = -math.inf  # of an empty response
-        return json.dumps({"winner": "tie" if tie else max("AB", key=lambda name: looks.get(name, worst))})
-    chosen = select_k0([name for name in looks if name[0] != "L"], 4)
+        return json.dumps({"winner": "tie" if tie else max("AB", key=lambda name: perceived.get(name, worst))})
+    chosen = select_k0([name for name in perceived if name[0] != "L"], 4)
     keep, add = ([name for name in chosen if name[0] == letter] for letter in "AR")
     return json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
 
 
-def score(prompt: str, look: float) -> float:
-    """Map a look to the judge's scale for this query and these rubrics, in 0..10."""
+def score(prompt: str, perceived: float) -> float:
+    """Map a perceived quality to the judge's scale for this query and these rubrics, in 0..10."""
     head, _, rest = prompt.partition("\n\nRUBRICS\n")
     offset, scale = miscalibration(head.partition("\n\nQUERY\n")[2] + rest.partition("\n\n")[0])
-    return 10 / (1 + math.exp(-(offset + scale * look)))
+    return 10 / (1 + math.exp(-(offset + scale * perceived)))
 
 
 def form_of(prompt: str) -> str:

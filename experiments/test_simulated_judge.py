@@ -27,7 +27,7 @@ from experiments.simulated_judge import (
     World,
     answer,
     first_word,
-    looks_at,
+    perceived_qualities,
     reply,
     spell,
     text,
@@ -64,7 +64,7 @@ def shown(order, name: str = "q") -> str:
 
 def favours(prompt: str, **errors) -> dict[str, float]:
     """Return what errors without noise add to each response, by its first word."""
-    looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.0, **errors))
+    looks = perceived_qualities(prompt, QUALITY, JudgeErrors(noise=0.0, **errors))
     words = [line for line in prompt.splitlines() if line.partition(" ")[0] in QUALITY]
     return {word: look - QUALITY[word] for look, word in zip(looks.values(), map(first_word, words), strict=True)}
 
@@ -86,7 +86,7 @@ CROWDED = {  # the factor of an error at crowd 1.4
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_looks_at_draws_normal_errors_from_the_prompt_and_a_crowd_makes_them_larger(kind):
+def test_perceived_qualities_draws_normal_errors_from_the_prompt_and_a_crowd_makes_them_larger(kind):
     """The stored figures depend on these draws."""
     prompt = PROMPTS[kind]
     words = [first_word(line) for line in prompt.splitlines() if first_word(line) in QUALITY]
@@ -96,7 +96,7 @@ def test_looks_at_draws_normal_errors_from_the_prompt_and_a_crowd_makes_them_lar
             fresh = error.gauss(0, 0.2 * math.sqrt(1 - lasting))
             expected.append(fresh + (Random(word).gauss(0, 0.2 * math.sqrt(lasting)) if lasting else 0.0))
         for errors, factor in (({}, 1.0), ({"crowd": 1.4}, CROWDED[kind])):
-            looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=lasting, **errors)).values()
+            looks = perceived_qualities(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=lasting, **errors)).values()
             found = [look - QUALITY[word] for look, word in zip(looks, words, strict=True)]
             assert found == pytest.approx([factor * each for each in expected]), (lasting, errors)
 

@@ -90,7 +90,7 @@ class SimulatedJudge:
 
     Args:
         errors (`JudgeErrors` or `Doubts`):
-            The errors of the judge's looks.
+            The errors of the judge's judgments.
         count (`bool`):
             Whether to count tokens. Counting takes most of the time.
         samples (`int`, *optional*, defaults to `1`):

@@ -79,7 +79,7 @@ from experiments.judge_cost.tables import (
 )
 from experiments.simulated_judge import RECORDED, WORLDS, JudgeErrors, World
 
-NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
+NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one judgment
 SETTINGS: dict[str, dict] = {
     "lasting 0.5": {"lasting": 0.5},
     "lasting 0.9": {"lasting": 0.9},

@@ -153,7 +153,7 @@ class Run:
 
 
 class Reader(NoisyRubricJudge):
-    """The noisy judge with any errors of the simulated judge, place bias and lasting errors included."""
+    """The noisy judge with any errors of the simulated judge, position bias and lasting errors included."""
 
     def __init__(self, mean: float, deviation: float, errors: JudgeErrors):
         super().__init__(mean, deviation)

@@ -3,8 +3,8 @@
 The true worth of a response is the score that the rubrics of the prompt give it
 (`rankbuffer_trl/judge/_rubric_judge.py`), without error. The judge sees this worth with the errors of
 `simulated_judge.py`, and answers each kind of question in the same way. There, the rollouts of a group have a
-deviation of 0.25 around a mean that starts at 1.2, and the error of one look is 0.09. A linear function maps rubric
-scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is
+deviation of 0.25 around a mean that starts at 1.2, and the error of one judgment is 0.09. A linear function maps
+rubric scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is
 the same for every query, method and seed. The judge does not know which method asks.
 
 Two things differ from the simulated judge. If a question is about one rubric only, a response has a worth for this
@@ -33,7 +33,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
-NOISE = 0.09  # standard deviation of the error of one look
+NOISE = 0.09  # standard deviation of the error of one judgment
 READER_NOISE = 0.18  # of a reference judge that reads half as well as the judge
 Rubrics = Sequence[tuple[int, str]]
 
@@ -77,7 +77,7 @@ class Weakness:
         return cls(name, strength, *trait) if name else None
 
     def worth(self, text: str, rubrics: Rubrics) -> float:
-        """Return what the trait of a response adds to its look."""
+        """Return what the trait of a response adds to its perceived quality."""
         if self.name == PLACE:
             return 0.0
         return World.within * self.strength * (TRAITS[self.name](text, rubrics) - self.mean) / self.deviation
@@ -92,7 +92,7 @@ class NoisyRubricJudge:
         deviation (`float`):
             Standard deviation of its rubric scores within a group, above 0.
         noise (`float`, *optional*, defaults to `0.09`):
-            Standard deviation of the error of one look, on the scale on which `deviation` is 0.25.
+            Standard deviation of the error of one judgment, on the scale on which `deviation` is 0.25.
         doubts (`Doubts`, *optional*):
             Answer with doubts, and with their errors in place of `noise`.
         weakness (`Weakness`, *optional*):
@@ -118,16 +118,16 @@ class NoisyRubricJudge:
         tally.attempts += 1
         prompt = messages[0]["content"]
         shown = [pair for pairs in question.responses.values() for pair in pairs]
-        looks = self.looks(prompt, dict(shown))
+        perceived = self.perceived(prompt, dict(shown))
         if self.doubts:
-            answer, logprobs = self.doubts.reply(prompt, looks)
+            answer, logprobs = self.doubts.reply(prompt, perceived)
         else:
-            answer = verdict(prompt, looks)
+            answer = verdict(prompt, perceived)
             logprobs = without_doubt(answer)
         return Reply(answer, Usage(count_tokens(prompt), 0, count_tokens(answer)), logprobs=logprobs)
 
-    def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
-        """Return how good each response of a prompt looks to the judge, by its heading."""
+    def perceived(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
+        """Return the quality that the judge perceives in each response of a prompt, by its heading."""
         rubrics = parse_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
         seed = blake2b(prompt.encode(), digest_size=8).hexdigest()
         errors = self.doubts.errors(prompt) if self.doubts else self.errors
@@ -157,9 +157,9 @@ class NoisyRubricJudge:
 class Again(NoisyRubricJudge):
     """A judge whose errors are not those of the run's judge."""
 
-    def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
+    def perceived(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
         """Look at the same prompt with other errors."""
-        return super().looks(prompt + "\n", shown)
+        return super().perceived(prompt + "\n", shown)
 
 
 class Reader(Again):

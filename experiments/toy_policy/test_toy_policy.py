@@ -377,7 +377,7 @@ def test_a_weakness_adds_its_strength_per_deviation_of_its_trait_to_what_the_jud
         liked = weak.believed(text, rubrics) - plain.believed(text, rubrics)
         assert liked == pytest.approx(0.2 * 3 * (trait - 1) / 4), name
     place = NoisyRubricJudge(0.5, 0.2, 0.0, weakness=Weakness("place", 3.0))
-    shown = place.looks("\n\nRUBRICS\n1.[weight=1] Says: pan.\n\n", {"A": "pan", "B": "pan"})
+    shown = place.perceived("\n\nRUBRICS\n1.[weight=1] Says: pan.\n\n", {"A": "pan", "B": "pan"})
     assert shown["A"] - shown["B"] == pytest.approx(3 * 0.25)
 
 
