@@ -4,8 +4,8 @@ The true worth of a response is the score that the rubrics of the prompt give it
 (`rankbuffer_trl/judge/_rubric_judge.py`), without error. The judge sees this worth with the errors of
 `simulated_judge.py`, and answers each kind of question in the same way. There, the rollouts of a group have a
 deviation of 0.25 around a mean that starts at 1.2, and the error of one judgment is 0.09. A linear function maps
-rubric scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is
-the same for every query, method and seed. The judge does not know which method asks.
+rubric scores to that scale, so that the policy's responses before training have this mean and this deviation. The
+function is the same for every query, method and seed. The judge does not know which method asks.
 
 Two things differ from the simulated judge. If a question is about one rubric only, a response has a worth for this
 rubric; there, a response has one quality. Responses of one prompt with the same words look the same to the judge.
