@@ -14,8 +14,8 @@ FAILED_CALLS = "failed_calls.jsonl"
 """Beside the log of answers: what the judgments cost that failed, those of earlier runs included."""
 
 
-def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
-    """Ask the judge all chats of a benchmark that are not answered yet. `what` is the title of the progress bar.
+def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, title: str) -> Answers:
+    """Ask the judge all chats of a benchmark that are not answered yet. `title` is the title of the progress bar.
 
     Args:
         chats (`Mapping[str, Chat]`):
@@ -28,7 +28,7 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
             chats fail. The answers stay in the log.
     """
     limit = settings.judge_max_failures
-    answers = asyncio.run(ask_many(settings.judge(), chats, log, what, need_judge(settings), limit))
+    answers = asyncio.run(ask_many(settings.judge(), chats, log, title, need_judge(settings), limit))
     paid = log.with_name(FAILED_CALLS)
     if answers.failures or paid.exists():  # failures of earlier runs were paid too
         with AnswerLog(paid) as failed:
@@ -40,14 +40,14 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
         causes = {name: cause for name, cause in answers.failures.items() if name in answers.asked}
         left = len(answers.failures) - len(causes)
         raise JudgeError(
-            f"{what}: {len(causes)} of {len(chats)} judgments failed, more than judge_max_failures={limit:g} allows"
+            f"{title}: {len(causes)} of {len(chats)} judgments failed, more than judge_max_failures={limit:g} allows"
             f"{f', so {left} were not asked' if left else ''}. {failures_text(causes)}. The others are kept in {log};"
             " run the same command again to ask only what is missing"
         )
     return answers
 
 
-def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> None:
+def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, title: str) -> None:
     """Ask the first chats of a benchmark whose official reader takes any answer, by a reader that is stricter.
 
     Raises:
@@ -56,10 +56,10 @@ def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
     first = dict(list(chats.items())[:PILOT])
     # 1.0: the message below says more than that of `ask_judge`.
     once = replace(settings, judge_max_attempts=1, judge_max_failures=1.0)
-    failures = ask_judge(once, first, log, f"{what}: first questions").failures
+    failures = ask_judge(once, first, log, f"{title}: first questions").failures
     if first and len(failures) == len(first):
         raise JudgeError(
-            f"{what}: none of the first {len(first)} judgments could be read, so nothing else was asked."
+            f"{title}: none of the first {len(first)} judgments could be read, so nothing else was asked."
             f" {failures_text(failures)}"
         )
 

@@ -87,29 +87,29 @@ class Assets:
         entry = self.manifest[benchmark][name]
         folder = package_folder(entry["package"]) if "package" in entry else self.folder
         candidates = [folder / path for path in entry["path"]]
-        found = next((path for path in candidates if path.is_file()), None)
+        file = next((path for path in candidates if path.is_file()), None)
         advice = f"Get it with: {entry['source'].replace('ASSETS', str(self.folder))}"
-        if found is None:
-            places = " or ".join(map(str, candidates))
-            raise AssetError(f"{benchmark}: the official file {name!r} is missing; it belongs at {places}. {advice}")
-        sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
+        if file is None:
+            searched = " or ".join(map(str, candidates))
+            raise AssetError(f"{benchmark}: the official file {name!r} is missing; it belongs at {searched}. {advice}")
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
         if entry["sha256"] not in (sha256, None):  # null accepts any file
             raise AssetError(
-                f"{benchmark}: {found} is not the official file {name!r}: its sha256 is {sha256}, that of the pinned"
+                f"{benchmark}: {file} is not the official file {name!r}: its sha256 is {sha256}, that of the pinned"
                 f" revision is {entry['sha256']}. {advice}"
             )
-        return found, sha256
+        return file, sha256
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping of a YAML file, or raise [`AssetError`]."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise AssetError(f"the list of official files {path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise AssetError(f"the list of official files {path} must be a mapping, not a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise AssetError(f"the list of official files {path} must be a mapping, not a {type(value).__name__}")
+    return value
 
 
 def package_folder(name: str) -> Path:

@@ -98,7 +98,7 @@ class Benchmark(Protocol):
         """
 
 
-def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], where: Path) -> dict[str, str]:
+def check_outputs(expected: Sequence[str], rows: Iterable[tuple[Any, Any]], where: Path) -> dict[str, str]:
     """Check the rows (prompt id, text) of a file and return the texts by id, in the order of `expected`.
 
     Raises:
@@ -108,15 +108,15 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
     outputs: dict[str, str] = {}
     twice: list[str] = []
     unknown: list[str] = []
-    known = set(expected)
-    for key, text in found:
+    ids = set(expected)
+    for key, text in rows:
         if not isinstance(key, str):
             raise OutputError(f"{where}: {excerpt(key)} is no id of a prompt, which is a text")
         if not isinstance(text, str):  # an empty text passes: it is judged as such
             raise OutputError(f"{where}: the output of {key!r} is no text but {type(text).__name__}")
         if key in outputs:
             twice.append(key)
-        elif key not in known:
+        elif key not in ids:
             unknown.append(key)
         outputs[key] = text
     missing = [key for key in expected if key not in outputs]

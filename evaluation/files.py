@@ -97,9 +97,9 @@ def read_failed_judgments(folder: Path) -> dict[str, str]:
         raise OutputError(f"{folder / FAILED_JUDGMENTS} is missing: judge the outputs first") from None
 
 
-def check_rows(found: Sequence[str], expected: Collection[str], dropped: Collection[str], where: Path) -> None:
+def check_rows(keys: Sequence[str], expected: Collection[str], dropped: Collection[str], where: Path) -> None:
     """Check that a result file has one row for each prompt except the dropped ones, else raise [`OutputError`]."""
-    counts = Counter(found)
+    counts = Counter(keys)
     for keys, fault in (
         ([key for key in expected if key not in counts and key not in dropped], "have no verdict"),
         ([key for key, count in counts.items() if count > 1], "are judged several times"),

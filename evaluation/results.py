@@ -113,30 +113,30 @@ class EvaluationReport:
             ]
         parts += ["## Rows and drops", self._counts(), "## Judging", self._costs()]
         # Models of one benchmark share their notes.
-        if notes := list(dict.fromkeys(note for _, _, result in self._each() for note in result.scores.notes)):
+        if notes := list(dict.fromkeys(note for _, _, result in self._flat() for note in result.scores.notes)):
             parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
         return "\n\n".join(parts) + "\n"
 
-    def _each(self) -> list[tuple[str, str, ModelResult]]:
+    def _flat(self) -> list[tuple[str, str, ModelResult]]:
         return [(label, name, result) for label, results in self.results.items() for name, result in results.items()]
 
     def _headlines(self) -> str:
         rows = []
         for label, mean in self.averages().items():
-            shown = (format_interval(result.headline) for result in self.results[label].values())
-            rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
-        known = {*PAPER_BENCHMARKS} & self.titles.keys()
-        for row in self.paper if known else ():  # a benchmark of one's own has no number in the paper
+            cells = (format_interval(result.headline) for result in self.results[label].values())
+            rows.append((label, *cells, "-" if mean is None else f"{mean:.2f}"))
+        shared = {*PAPER_BENCHMARKS} & self.titles.keys()
+        for row in self.paper if shared else ():  # a benchmark of one's own has no number in the paper
             numbers = paper_rows()[row]
-            whole = "average" if len(known) == len(PAPER_BENCHMARKS) else None  # the paper's mean is one of all four
-            shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
-            rows.append((f"paper: {row}", *shown))
+            whole = "average" if len(shared) == len(PAPER_BENCHMARKS) else None  # the paper's mean is one of all four
+            cells = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
+            rows.append((f"paper: {row}", *cells))
         heads = next(iter(self.results.values())).items()
         return table(("model", *(f"{self.titles[name]}: {one.scores.headline}" for name, one in heads), "Avg."), rows)
 
     def _metrics(self) -> str:
         rows = []
-        for label, name, result in self._each():
+        for label, name, result in self._flat():
             rows += [
                 (self.titles[name], label, metric, format_interval(interval), str(interval.n))
                 for metric, interval in result.scores.metrics().items()
@@ -150,7 +150,7 @@ class EvaluationReport:
     def _counts(self) -> str:
         rows = [
             (self.titles[name], label, what, f"{count:,}")
-            for label, name, result in self._each()
+            for label, name, result in self._flat()
             for what, count in result.scores.counts.items()
         ]
         return table(("benchmark", "model", "what", "count"), rows)
@@ -166,7 +166,7 @@ class EvaluationReport:
                 f"{cost.spent_completion_tokens:,}",
                 "-" if price is None else f"{price:,.2f}",
             )
-            for label, name, (_, cost, price) in self._each()
+            for label, name, (_, cost, price) in self._flat()
         ]
         heads = ("benchmark", "model", "answers", "requests", "prompt tokens", "completion tokens", "price")
         return table(heads, rows)

@@ -9,7 +9,7 @@ from helpers.runs import store_of_run as store_of_run
 
 from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.charts import judge_charts
-from rankbuffer_tools.report.report import advantage_lanes
+from rankbuffer_tools.report.report import advantage_data
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.monitoring import _probes as probes
@@ -188,13 +188,13 @@ def test_advantage_bins_count_every_scored_rollout():
 
 
 def test_advantage_lanes_are_the_bins_of_the_chart():
-    data = advantage_lanes({"a": {3: GROUPS}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
+    data = advantage_data({"a": {3: GROUPS}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
     first, second = data["runs"]
     assert first["steps"] == {3: {"bins": tables.advantage_bins(GROUPS), "levels": 2.0, "rollouts": 5}}
     assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
-    assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
-    assert advantage_lanes({"a": {0: [[None]]}})["reach"] == 2.5, "no rollout has a reward"
-    assert advantage_lanes({"a": {0: GROUPS}})["reach"] == 2.5 and not data["left_out"]
+    assert (first["name"], data["axis_end"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
+    assert advantage_data({"a": {0: [[None]]}})["axis_end"] == 2.5, "no rollout has a reward"
+    assert advantage_data({"a": {0: GROUPS}})["axis_end"] == 2.5 and not data["left_out"]
     for steps, constant in (({0: GROUPS, 1: GROUPS}, True), ({0: GROUPS, 1: [[1.0]]}, False), ({0: GROUPS}, False)):
-        assert advantage_lanes({"a": steps})["constant"] is constant
-    assert advantage_lanes({"a": {0: GROUPS, 1: GROUPS}, "b": {0: GROUPS, 1: [[1.0]]}})["constant"] is False
+        assert advantage_data({"a": steps})["constant"] is constant
+    assert advantage_data({"a": {0: GROUPS, 1: GROUPS}, "b": {0: GROUPS, 1: [[1.0]]}})["constant"] is False

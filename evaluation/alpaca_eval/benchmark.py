@@ -105,15 +105,15 @@ class AlpacaEval:
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]."""
         outputs = self.read_outputs(folder, model)
-        log, what = folder / "judge.jsonl", f"{self.title}: {model}"
+        log, title = folder / "judge.jsonl", f"{self.title}: {model}"
         request = settings.endpoint.request
         # The log probabilities of the one token are the verdict.
         fixed = {field: value for field, value in request.items() if field not in FIXED_FIELDS}
         settings = replace(settings, judge_request=fixed)
         # The official reader takes any answer, also of a judge that thinks.
-        try_judge(settings, self.chats(outputs, read_pilot_preference), log, what)
+        try_judge(settings, self.chats(outputs, read_pilot_preference), log, title)
         # One without a preference is NaN, as officially, and not repeated.
-        answers = ask_judge(settings, self.chats(outputs), log, what)
+        answers = ask_judge(settings, self.chats(outputs), log, title)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
         return answers.totals

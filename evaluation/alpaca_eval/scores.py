@@ -30,14 +30,14 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
     Raises:
         [`VerdictError`]: if there are no log probabilities, or that of `m` or `M` is above 0 or NaN.
     """
-    found = dict(read_tokens(logprobs)[0][1])
-    known = {
-        token: checked_logprob(token, found[token]) for token in ("m", "M") if found.get(token, -math.inf) != -math.inf
+    top = dict(read_tokens(logprobs)[0][1])
+    usable = {
+        token: checked_logprob(token, top[token]) for token in ("m", "M") if top.get(token, -math.inf) != -math.inf
     }
-    if not known:  # the official code gives no preference then, and neither do we
+    if not usable:  # the official code gives no preference then, and neither do we
         return None
-    likeliest = max(known.values())  # keeps the sum below from being 0
-    shares = {token: math.exp(value - likeliest) for token, value in known.items()}
+    likeliest = max(usable.values())  # keeps the sum below from being 0
+    shares = {token: math.exp(value - likeliest) for token, value in usable.items()}
     first = shares.get("m", 0.0) / sum(shares.values())
     return 1 + first if switched else 2 - first  # switched: the model's output is `m`
 
@@ -56,6 +56,6 @@ def read_pilot_preference(logprobs: Any, switched: bool) -> float:
 
 def win_rate_rows(preferences: Mapping[str, float | None]) -> dict[str, Row]:
     """Return wins in per cent by prompt id: 0 if the baseline is better, 100 if the model is, 50 if they are equal."""
-    known = {id: float(p) for id, p in preferences.items() if p is not None and not math.isnan(p)}
+    judged = {id: float(p) for id, p in preferences.items() if p is not None and not math.isnan(p)}
     # 1 is the baseline, 2 the model, 0 or 1.5 an equal output.
-    return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in known.items()}
+    return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in judged.items()}

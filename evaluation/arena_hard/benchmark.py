@@ -99,12 +99,12 @@ class ArenaHard:
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]."""
-        outputs, log, what = self.read_outputs(folder, model), folder / "judge.jsonl", f"{self.title}: {model}"
+        outputs, log, title = self.read_outputs(folder, model), folder / "judge.jsonl", f"{self.title}: {model}"
         # The official reader takes an answer without a label.
-        try_judge(settings, self.chats(outputs, need_label=True), log, what)
+        try_judge(settings, self.chats(outputs, need_label=True), log, title)
         chats = self.chats(outputs)
         # One without a verdict is null, as officially, and not repeated.
-        answers = ask_judge(settings, chats, log, what)
+        answers = ask_judge(settings, chats, log, title)
         write_failed_judgments(folder, answers.failures)
         self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
         return answers.totals
@@ -145,8 +145,8 @@ class ArenaHard:
 
 def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], need_label: bool = False) -> dict:
     """Return a judge's answer with its label. With `need_label`, raise [`VerdictError`] if there is none."""
-    said, closed = after_thought(text) if cut_off else (text, True)  # a draft inside a thought holds labels too
-    label = read_label(said, patterns) if closed else None
+    answer, closed = after_thought(text) if cut_off else (text, True)  # a draft inside a thought holds labels too
+    label = read_label(answer, patterns) if closed else None
     if need_label and label is None:
         raise VerdictError("the answer has no label such as [[A>B]]")
     return {"score": label, "answer": text}

@@ -30,25 +30,25 @@ def check_card(name: str) -> None:
         raise SettingsError("card needs the public set, which a clone of the repository has and the package has not")
 
 
-def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, Any]:
+def card_of(audit: Audit, name: str, decoding: str, guard: bool) -> dict[str, Any]:
     """Return the card of a judge, which has the name that is given."""
-    kinds = {cost.kind: cost for cost in found.costs}
+    kinds = {cost.kind: cost for cost in audit.costs}
     return {
         "judge": name,  # a card is published, so it holds no address and no path
         "decoding": decoding,
         "guard": guard,
-        "queries": len(found.rankings),
-        "questions": sum(cost.form.questions for cost in found.costs),
-        "malformed": sum(cost.form.first_malformed for cost in found.costs),
-        "verdict": found.as_dict()["verdict"],
+        "queries": len(audit.rankings),
+        "questions": sum(cost.form.questions for cost in audit.costs),
+        "malformed": sum(cost.form.first_malformed for cost in audit.costs),
+        "verdict": audit.as_dict()["verdict"],
         "measures": {
             result.name: [None if each is None else round(each, 3) for each in (result.value, result.low, result.high)]
-            for result in found.results
+            for result in audit.results
             if result.name in CARD_RESULTS
         },
-        "soft_noise": found.soft_noise and round(found.soft_noise, 3),
+        "soft_noise": audit.soft_noise and round(audit.soft_noise, 3),
         "tokens": {kind: [round(cost.prompt_tokens), round(cost.completion_tokens)] for kind, cost in kinds.items()},
-        "train_with": found.train_with,
+        "train_with": audit.train_with,
     }
 
 

@@ -147,14 +147,14 @@ def audit(config: AuditConfig) -> Audit:
     judge = config.judge().client.name
     check_same_judge(Path(config.output_dir) / RESULT, judge)
     groups, references = config.load()
-    asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
+    planned = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
     for group in groups[:FURTHER]:
-        asked += length_questions(group, config.probabilities).values()
-        asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
-    tokens = estimate_tokens(asked, config.judge_guard, config.judge_samples)  # before anything is asked and paid
+        planned += length_questions(group, config.probabilities).values()
+        planned += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
+    tokens = estimate_tokens(planned, config.judge_guard, config.judge_samples)  # before anything is asked and paid
     if judge == RubricJudge.name:
         print(f"no judge is named, so this audits the {RubricJudge.name}: name yours with --judge_url or --recipe")
-    announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
+    announce(config.endpoint, f"{len(groups):,} queries", (len(planned), len(planned)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
     print(f"[price] asked in all: {cost_line(config.endpoint, Totals.of(calls))}")
@@ -191,20 +191,20 @@ def main() -> None:
         disable_progress_bars()
     try:
         config = read_settings(AuditConfig)
-        found = audit(config)
+        result = audit(config)
         out = Path(config.output_dir)
-        audit_figure(out / "audit.png", found)
+        audit_figure(out / "audit.png", result)
         # NaN is no JSON.
-        text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=as_python)
+        text = json.dumps({"config": asdict(config), **result.as_dict()}, indent=2, allow_nan=False, default=as_python)
         with replacing(out / RESULT) as draft:
             draft.write_text(text + "\n")
         if config.card:
-            card = write_judge_card(out, card_of(found, config.card, config.judge_decoding, config.judge_guard))
+            card = write_judge_card(out, card_of(result, config.card, config.judge_decoding, config.judge_guard))
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
     except KeyboardInterrupt:
         sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
-    print_audit(found)
+    print_audit(result)
     print(f"Numbers: {out / RESULT}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))
 
 

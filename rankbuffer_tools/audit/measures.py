@@ -40,7 +40,7 @@ def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> 
 
 def displacements(answers: QueryVerdicts) -> list[int]:
     """Return how far from its place each sample is put back, for the samples that have a verdict."""
-    return [abs(given - place) for place, given in answers.put_back if given is not None]
+    return [abs(inserted - place) for place, inserted in answers.put_back if inserted is not None]
 
 
 def best_constant(n: int) -> float:
@@ -157,19 +157,19 @@ def tied_ratings(answers: QueryVerdicts) -> float | None:
 
 def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     """Return the noise of one soft rating in units of reward, `None` without probabilities."""
-    both = [
-        (one.rankings.means[i] - one.rankings.means[j], lead)
-        for one in answers
-        if one.rankings.means
-        for (i, j), (lead, _) in preferences(one.odds).items()
+    pairs = [
+        (query.rankings.means[i] - query.rankings.means[j], lead)
+        for query in answers
+        if query.rankings.means
+        for (i, j), (lead, _) in preferences(query.odds).items()
     ]
-    gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
+    gaps, leads = (sum(pair[k] ** 2 for pair in pairs) for k in (0, 1))
     if not gaps or not leads:
         return None
     # Two equally reliable measurements: their correlation is the share without noise.
-    shared = sum(gap * lead for gap, lead in both) / math.sqrt(gaps * leads)
+    shared = sum(gap * lead for gap, lead in pairs) / math.sqrt(gaps * leads)
     # Half: a gap has the noise of two; rewards span 2.
-    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / RATING_MAX
+    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(pairs)) * 2 / RATING_MAX
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Measure:
 
     def result(self, answers: Sequence[QueryVerdicts], seed: int) -> Result:
         """Measure all queries whose verdicts allow it."""
-        measured = [(one, value) for one in answers if (value := self.of(one)) is not None]
+        measured = [(query, value) for query in answers if (value := self.of(query)) is not None]
         low, high = interval([value for _, value in measured], seed) or (None, None)
         # A widened interval may leave the range of a share.
         if low is not None and high is not None and self.meaning.startswith("share"):
@@ -197,10 +197,10 @@ class Measure:
             meaning=self.meaning,
             better=self.better,
             main=self.main,
-            values={one.rankings.query_id: value for one, value in measured},
+            values={query.rankings.query_id: value for query, value in measured},
             low=low,
             high=high,
-            chance=fmean(self.chance(one.n) for one, _ in measured) if measured and self.chance else None,
+            chance=fmean(self.chance(query.n) for query, _ in measured) if measured and self.chance else None,
         )
 
 

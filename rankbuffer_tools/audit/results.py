@@ -151,37 +151,37 @@ def verdict(audit: Audit) -> str:
     soft = audit.measured.get(SOFT)
     unclear = [result.label for result in counted if not result.clear]
     blind = len(unclear) == len(counted)
-    said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
+    text = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
     if blind and soft and soft.clear:
-        said = f"{said} This judge's greedy verdicts are no better than chance: do not train with them."
-        said = f"{said} Its token probabilities are."
+        text = f"{text} This judge's greedy verdicts are no better than chance: do not train with them."
+        text = f"{text} Its token probabilities are."
     elif blind:
-        said = f"{said} This judge is no better than chance: do not train with it."
+        text = f"{text} This judge is no better than chance: do not train with it."
     elif unclear:
-        said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
+        text = f"{text} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
-        said = f"{said} This judge is reliable: it tells the responses apart. An audit does not show that it is right."
+        text = f"{text} This judge is reliable: it tells the responses apart. An audit does not show that it is right."
     if soft:
-        said = f"{said} {note_on_probabilities(audit.measured, blind)}"
+        text = f"{text} {note_on_probabilities(audit.measured, blind)}"
     if audit.references:
-        return f"{said} {REFERENCES_NOTE}"
+        return f"{text} {REFERENCES_NOTE}"
     if audit.train_with:
-        return f"{said} The recipe for it: {audit.train_with}.yaml."
-    return said if blind else f"{said} No recipe rests on what is clear: do not train with it."
+        return f"{text} The recipe for it: {audit.train_with}.yaml."
+    return text if blind else f"{text} No recipe rests on what is clear: do not train with it."
 
 
 def note_on_probabilities(measured: Mapping[str, Result], blind: bool) -> str:
     """Say how well both kinds of verdicts agree with themselves and, unless greedy ones are `blind`, with lists."""
     soft, greedy = measured[SOFT], measured["soft_words"]  # of the same answers
     shares = f"{soft.value:.0%} of pairs, and by greedy verdicts on {greedy.value:.0%}"
-    said = f"By token probabilities, pairs and ratings agree on {shares}."
+    text = f"By token probabilities, pairs and ratings agree on {shares}."
     if not soft.clear:
-        return f"{said} These probabilities are no better than chance."
+        return f"{text} These probabilities are no better than chance."
     if (gain := measured.get(SOFT_GAIN)) and not blind:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
-        said += f" At the same price, ratings by token probabilities agree {better}."
+        text += f" At the same price, ratings by token probabilities agree {better}."
     if (preference := measured.get(PREFERENCE)) and (spread := measured.get(PLACE_SPREAD)):
         # With the mean place taken out, its deviation is the error of one order.
         steady = (spread.value or 0.0) < (preference.value or 0.0)
-        said += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
-    return said
+        text += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
+    return text

@@ -171,7 +171,7 @@ def pairs_of(group: RolloutGroup, seed: int) -> list[Pair]:
 
 def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
     """Return each pair and then its reverse."""
-    return [each for a, b in pairs for each in ((a, b), (b, a))]
+    return [pair for a, b in pairs for pair in ((a, b), (b, a))]
 
 
 def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
@@ -179,17 +179,17 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
     ids = range(len(group.rollouts))
     orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))
-    asked: dict[tuple, Question] = {}
-    asked |= {("list", order): one for order, one in zip(orders, pass_questions(group, orders, "look"), strict=True)}
-    asked |= {("pair", pair): pair_question(group, pair) for pair in pairs}
+    made: dict[tuple, Question] = {}
+    made |= {("list", order): one for order, one in zip(orders, pass_questions(group, orders, "look"), strict=True)}
+    made |= {("pair", pair): pair_question(group, pair) for pair in pairs}
     for first, second in pairs[:2]:  # the first pair, in both orders
         labelled = pair_question(group, (second, first))
         # B stands first, which alone separates label from place.
         blocks = {name: shown[::-1] for name, shown in labelled.responses.items()}
-        asked["crossed", (first, second)] = replace(labelled, responses=blocks)
+        made["crossed", (first, second)] = replace(labelled, responses=blocks)
     most = RATING_MAX if soft else 10  # to 9: 1 and 10 often share a token
-    asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
-    return asked | softened({key: one for key, one in asked.items() if key[0] != "list"}) if soft else asked
+    made |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
+    return made | softened({key: one for key, one in made.items() if key[0] != "list"}) if soft else made
 
 
 def length_questions(group: RolloutGroup, soft: bool = False) -> dict[tuple, Question]:
@@ -197,14 +197,14 @@ def length_questions(group: RolloutGroup, soft: bool = False) -> dict[tuple, Que
     text = group.rollouts[0].text
     # Never empty: half of one character is none.
     changed = {"padded": f"{text}\n\n{IDLE}", "cut": text[: len(text) // 2].rstrip() or "."}
-    asked = {(what, "A"): pairwise_question(group.query, text, other, tie=False) for what, other in changed.items()}
-    asked |= {(what, "B"): pairwise_question(group.query, other, text, tie=False) for what, other in changed.items()}
-    return softened(asked) if soft else asked
+    made = {(edit, "A"): pairwise_question(group.query, text, other, tie=False) for edit, other in changed.items()}
+    made |= {(edit, "B"): pairwise_question(group.query, other, text, tie=False) for edit, other in changed.items()}
+    return softened(made) if soft else made
 
 
-def softened(asked: Mapping[tuple, Question]) -> dict[tuple, Question]:
+def softened(hard: Mapping[tuple, Question]) -> dict[tuple, Question]:
     """Return the same questions with probabilities, where the server gives them."""
-    return {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items()}
+    return {key: Lenient(**vars(question) | {"soft": True}) for key, question in hard.items()}
 
 
 def pair_question(group: RolloutGroup, pair: Pair) -> Question:
@@ -223,12 +223,12 @@ def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Questio
 def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
     """Put the verdicts on the questions about one query together."""
 
-    def of(what: str) -> dict[Any, Any]:
-        words = {key: said.value if isinstance(said, Reading) else said for key, said in answers.items()}
-        return {key[1]: word for key, word in words.items() if key[0] == what}
+    def of(kind: str) -> dict[Any, Any]:
+        verdicts = {key: answer.value if isinstance(answer, Reading) else answer for key, answer in answers.items()}
+        return {key[1]: verdict for key, verdict in verdicts.items() if key[0] == kind}
 
-    def readings(what: str) -> dict[Any, Reading]:
-        return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
+    def readings(kind: str) -> dict[Any, Reading]:
+        return {key[1]: answer for key, answer in answers.items() if key[0] == kind and isinstance(answer, Reading)}
 
     scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
     rankings = QueryRankings(
@@ -245,17 +245,17 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
         list(of("insert").items()),
         {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},
         {pair: reading.log_odds("B", "A") for pair, reading in readings("crossed").items()},
-        *(losses(of(what), readings(what)) for what in ("padded", "cut")),
+        *(losses(of(kind), readings(kind)) for kind in ("padded", "cut")),
     )
 
 
-def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
+def losses(verdicts: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
     """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
     if len(readings) == 2:  # both orders together cancel the position bias
         return (1 + sign(lead(readings["A"], readings["B"]))) / 2
-    if len(words) < 2 or None in words.values():
+    if len(verdicts) < 2 or None in verdicts.values():
         return None
-    return sum(word != label for label, word in words.items()) / 2
+    return sum(verdict != label for label, verdict in verdicts.items()) / 2
 
 
 async def try_out(judge: Judge, name: str, question: Question, log: Path | None) -> None:
@@ -310,20 +310,23 @@ async def ask_everything(
         await try_out(make_judge(), f"{groups[0].query.id} {key}", first, log)
     if soft:
         soft = await gives_probabilities(make_judge, groups[0], log, seed)
-    asked = {group.query.id: questions(group, seed, soft) for group in groups}
+    by_query = {group.query.id: questions(group, seed, soft) for group in groups}
     for group in groups[:FURTHER]:
-        asked[group.query.id] |= length_questions(group, soft)
-    named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
+        by_query[group.query.id] |= length_questions(group, soft)
+    named = {f"{query_id} {key}": one for query_id, each in by_query.items() for key, one in each.items()}
     answers = await ask_many(make_judge(), named, log, "asking the judge")
-    said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}
+    verdicts = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in by_query.items()}
 
     inserted = {}
     for group in groups[:FURTHER]:
-        if places := read_verdicts(group.query.id, said[group.query.id]).places:
+        if places := read_verdicts(group.query.id, verdicts[group.query.id]).places:
             inserted[group.query.id] = insertions(group, sorted(range(len(places)), key=lambda i: places[i]))
     named = {f"{query_id} {key}": one for query_id, each in inserted.items() for key, one in each.items()}
     # After the lists, whose mean order they are put into.
-    again = await ask_many(make_judge(), named, log, "putting samples back")
+    put_back = await ask_many(make_judge(), named, log, "putting samples back")
     for id, each in inserted.items():
-        said[id] |= {key: again.values.get(f"{id} {key}") for key in each}
-    return [read_verdicts(id, each) for id, each in said.items()], [*answers.asked.values(), *again.asked.values()]
+        verdicts[id] |= {key: put_back.values.get(f"{id} {key}") for key in each}
+    return [read_verdicts(id, each) for id, each in verdicts.items()], [
+        *answers.asked.values(),
+        *put_back.asked.values(),
+    ]

@@ -46,8 +46,8 @@ class LoggedAnswer:
 
 def digest(row: Mapping[str, Any]) -> str:
     """Return the digest of an answer in a log."""
-    told = [row[name] for name in ("key", "value", "call")]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    fields = [row[name] for name in ("key", "value", "call")]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class AnswerLog(AbstractContextManager["AnswerLog"]):
@@ -135,9 +135,9 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
             `OSError`: if the disk is full. The file then holds whole lines only.
         """
         if self._file is not None:
-            told = value.as_dict() if isinstance(value, Reading) else value
+            stored = value.as_dict() if isinstance(value, Reading) else value
             # As it will be read back, for the same digest.
-            row = json.loads(json.dumps({"key": key, "value": told, "call": call.as_dict()}))
+            row = json.loads(json.dumps({"key": key, "value": stored, "call": call.as_dict()}))
             line = json.dumps(row | {"digest": digest(row)}).encode() + b"\n"
             start = self._file.seek(0, 2)
             try:
@@ -223,9 +223,9 @@ async def ask_many(
             todo = {name: question for name, question in questions.items() if keys[name] not in answers}
             if todo:
                 await check_servers(judge, todo.values())  # a job that is done needs no server
-            with progress() as shown:
+            with progress() as display:
                 tasks: list[asyncio.Task] = []
-                bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
+                bar = display.add_task(title, total=len(keys), completed=len(keys) - len(todo))
 
                 async def ask(name: str, question: Askable) -> None:
                     value, call = await judge.ask_with_cost(question)
@@ -240,7 +240,7 @@ async def ask_many(
                                 task.cancel()
                     else:
                         answers.add(keys[name], value, call)  # nothing is awaited between the answer and its line
-                    shown.advance(bar)
+                    display.advance(bar)
 
                 # A log with answers shows that the judge can be read.
                 pilot = pilot_of(todo) if len(todo) == len(questions) > PILOT else []
@@ -251,11 +251,13 @@ async def ask_many(
                         # The judge's client limits how many are in flight.
                         tasks = [group.create_task(ask(name, todo[name])) for name in names]
             causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in questions if name in failed}
-            left = [name for name, key in keys.items() if key not in answers and name not in failed]
-            if left:
-                what = f"none of the first {len(failed)}" if pilot == [*failed] else f"{len(failed)} of the others not"
-                said = f"not asked, because {what} could be read; the last one: {list(causes.values())[-1]}"
-                causes |= dict.fromkeys(left, said)
+            unasked = [name for name, key in keys.items() if key not in answers and name not in failed]
+            if unasked:
+                reason = (
+                    f"none of the first {len(failed)}" if pilot == [*failed] else f"{len(failed)} of the others not"
+                )
+                cause = f"not asked, because {reason} could be read; the last one: {list(causes.values())[-1]}"
+                causes |= dict.fromkeys(unasked, cause)
             return Answers(
                 values={name: answers[key] for name, key in keys.items() if key in answers},
                 failures=causes,
@@ -315,10 +317,10 @@ def progress() -> "Progress":
             return f"{60 * speed:.3g} a minute" if speed else ""
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), Remaining())
-    shown = sys.stderr.isatty()
+    is_terminal = sys.stderr.isatty()
     # A slow judge answers once in some minutes.
     return Progress(
-        *columns, console=Console(stderr=True), disable=not shown, transient=True, speed_estimate_period=600
+        *columns, console=Console(stderr=True), disable=not is_terminal, transient=True, speed_estimate_period=600
     )
 
 

@@ -48,20 +48,20 @@ def compare(config: CompareConfig) -> int:
         [`RankBufferError`]: for all that the user can mend.
     """
     queries = QueryTable(load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split))
-    found: dict[str, Any] = {"judge": config.named, "seed": config.seed, "probabilities": bool(config.probabilities)}
+    result: dict[str, Any] = {"judge": config.named, "seed": config.seed, "probabilities": bool(config.probabilities)}
     if config.models:
         from . import policies  # here, since stored answers need no engine
 
-        found |= {"models": config.labelled_models(), "dataset": config.dataset_name}
-        check_same_comparison(config, found)
-        asked = policies.prompts_of(config, queries)
-        duels = policies.longest(config, asked)
-        found["run"] = seen_in_training(config, queries)
+        result |= {"models": config.labelled_models(), "dataset": config.dataset_name}
+        check_same_comparison(config, result)
+        prompts = policies.prompts_of(config, queries)
+        duels = policies.longest(config, prompts)
+        result["run"] = seen_in_training(config, queries)
     else:
         with open_runs([str(config.run_dir)]) as (run,):
             check_rubrics(run)
             epochs, duels = draw(run.store, config.duels, config.epochs, config.seed)
-            found |= {"run": history.run_id(run.store), "epochs": epochs}
+            result |= {"run": history.run_id(run.store), "epochs": epochs}
     how = (queries, bool(config.probabilities), config.no_rubrics)
     questions = questions_of(duels, *how)
     tokens = estimate_tokens(questions.values(), config.judge_guard, config.judge_samples)
@@ -73,31 +73,33 @@ def compare(config: CompareConfig) -> int:
     if config.models:
         (first, *_) = questions_of(Duels((), {"first": (queries.ids[0], *FIRST)}), *how).items()
         ask(config, dict([first]))  # one question, before hours of sampling
-        duels = policies.sample_answers(config, queries, asked)
+        duels = policies.sample_answers(config, queries, prompts)
         questions = questions_of(duels, *how)
-    shown: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = {}
     for id, *pair in duels.pairs.values():
-        shown.setdefault(id, pair)  # the first pair of a query, whichever is better
-    for id in list(shown)[: config.show]:
-        print(side_by_side(queries[id], duels.labels, shown[id]))
+        examples.setdefault(id, pair)  # the first pair of a query, whichever is better
+    for id in list(examples)[: config.show]:
+        print(side_by_side(queries[id], duels.labels, examples[id]))
     verdicts = ask(config, questions)
-    found |= {"measures": measures_of(duels), **duel_score(duels.pairs, verdicts)}
-    print("", *lines_of(found), sep="\n")
-    told = {name: each.as_dict() if isinstance(each, Reading) else each for name, each in verdicts.items()}
-    found |= {"answers": duels.pairs, "verdicts": told}  # from which `duel_score` counts again
+    result |= {"measures": measures_of(duels), **duel_score(duels.pairs, verdicts)}
+    print("", *lines_of(result), sep="\n")
+    stored = {
+        name: verdict.as_dict() if isinstance(verdict, Reading) else verdict for name, verdict in verdicts.items()
+    }
+    result |= {"answers": duels.pairs, "verdicts": stored}  # from which `duel_score` counts again
     with replacing(config.result) as draft:
-        text = json.dumps(found, indent=2, allow_nan=False, default=asdict)
+        text = json.dumps(result, indent=2, allow_nan=False, default=asdict)
         draft.write_text(text + "\n", encoding="utf-8")
     print(f"Numbers: {config.result}. Judgments: {config.log}.")
     return 0
 
 
-def check_same_comparison(config: CompareConfig, asked: Mapping[str, Any]) -> None:
+def check_same_comparison(config: CompareConfig, planned: Mapping[str, Any]) -> None:
     """Refuse to write over the result of other policies or prompts, which may be the only proof of a training."""
     old: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # there is none, or it cannot be read
         old = json.loads(config.result.read_text(encoding="utf-8"))
-    if any(old.get(name, asked[name]) != asked[name] for name in ("models", "dataset")):
+    if any(old.get(name, planned[name]) != planned[name] for name in ("models", "dataset")):
         models = " ".join(f"{label}={model}" for label, model in old["models"].items())
         raise SettingsError(
             f"{config.result} holds the comparison of {models} on {old.get('dataset', 'other prompts')}: name another"
@@ -155,19 +157,19 @@ def side_by_side(query: Query, labels: Sequence[str], answers: Sequence[str]) ->
     return "\n".join([f"\n== {query.text}", "", *lines])
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(result: Mapping[str, Any]) -> list[str]:
     """Return the numbers as lines."""
-    (first, before), (second, after) = found["measures"].items()
+    (first, before), (second, after) = result["measures"].items()
     lines = [f"{'':18} {first:>10} {second:>10}"]
     lines += [f"{name:18} {before[name]:10.3f} {after[name]:10.3f}" for name in before]
     lines += [
-        f"by the {how}, {second} wins {share} of {found['duels']:,} duels with {first} over {share.queries:,} queries"
-        for how, share in found["wins"].items()
+        f"by the {how}, {second} wins {share} of {result['duels']:,} duels with {first} over {share.queries:,} queries"
+        for how, share in result["wins"].items()
     ]
-    if found["mean_log_odds"] is not None:
-        lines.append(f"mean log odds of {second}: {found['mean_log_odds']:+.3f}")
-    lines += degenerate(found["measures"])
-    return [*lines, f"the answer that is shown first wins {found['first_shown_wins']:.0%} of all duels"]
+    if result["mean_log_odds"] is not None:
+        lines.append(f"mean log odds of {second}: {result['mean_log_odds']:+.3f}")
+    lines += degenerate(result["measures"])
+    return [*lines, f"the answer that is shown first wins {result['first_shown_wins']:.0%} of all duels"]
 
 
 def degenerate(measures: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -132,18 +132,18 @@ class CompareParser(TrlParser):
         return super().parse_args_into_dataclasses(args, **others)
 
 
-def inherited(known: Namespace) -> dict[str, Any]:
+def inherited(arguments: Namespace) -> dict[str, Any]:
     """Return the settings of the run that `run_dir` names, as a comparison calls them; none without a checkpoint.
 
     Raises:
         [`StoreError`]: if its `run.json` is damaged.
     """
-    _, manifest = log_and_manifest(Path(known.run_dir))
+    _, manifest = log_and_manifest(Path(arguments.run_dir))
     if not (run := dict[str, Any](manifest.get("config", {}))):
         return {}
     found = {key: run[key] for key in SAMPLING_SETTINGS if key in run and (key, run[key]) != THOUGHTS_TOO}
     found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
-    mine, theirs = known.judge_model or known.judge_client, run.get("judge_model") or run.get("judge_client")
+    mine, theirs = arguments.judge_model or arguments.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part
         found |= {each.name: run[each.name] for each in fields(JudgeConfig) if each.name in run}
         found["probabilities"] = str(manifest.get("method")).endswith("_soft")  # as its training read the judge

@@ -28,25 +28,25 @@ class Duels:
 
     labels: Sequence[str]  # of both policies, or epochs
     pairs: Mapping[str, tuple[str, str, str]]  # by name: query, answer of the first, answer of the second
-    more: Sequence[Mapping[str, float]] = field(default=({}, {}))  # what the sampling has measured of both
+    sampled: Sequence[Mapping[str, float]] = field(default=({}, {}))  # what the sampling has measured of both
 
 
 def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
     """Return the means of what needs no judge, by label."""
-    found = {}
-    for place, (label, more) in enumerate(zip(duels.labels, duels.more, strict=True), start=1):
-        answers = [pair[place] for pair in duels.pairs.values()]
+    measures = {}
+    for index, (label, sampled) in enumerate(zip(duels.labels, duels.sampled, strict=True), start=1):
+        answers = [pair[index] for pair in duels.pairs.values()]
         means = {name: fmean(probe(answer)[name] for answer in answers) for name in ("words", "repeated")}
         words, repeated, answered = means["words"], means["repeated"], fmean(map(bool, answers))
-        found[label] = {**more, "words": words, "repeated_4_grams": repeated, "answered": answered}
-    return found
+        measures[label] = {**sampled, "words": words, "repeated_4_grams": repeated, "answered": answered}
+    return measures
 
 
 def duels_by_query(ids: Sequence[str], duels: int, random_: random.Random) -> dict[str, int]:
     """Return how many duels each query has."""
-    each, more = divmod(duels, len(ids))  # more than one only if there are more duels than queries
-    extra = {*random_.sample(ids, more)}
-    return {id: each + (id in extra) for id in ids if each or id in extra}
+    share, remainder = divmod(duels, len(ids))  # more than one only if there are more duels than queries
+    extra = {*random_.sample(ids, remainder)}
+    return {id: share + (id in extra) for id in ids if share or id in extra}
 
 
 def draw(store: BufferStore, duels: int, epochs: Sequence[int] | None, seed: int | None) -> tuple[list[int], Duels]:
@@ -93,7 +93,7 @@ def questions_of(
     duels: Duels, queries: QueryTable | Mapping[str, Query], soft: bool = False, no_rubrics: bool = False
 ) -> dict[str, Question]:
     """Return two questions per duel by name. `forth` shows the second answer as B, `back` as A."""
-    asked = {}
+    questions = {}
     for name, (id, one, other) in duels.pairs.items():
         for order, pair in {"forth": (one, other), "back": (other, one)}.items():
             question = replace(pairwise_question(queries[id], *pair, tie=False), soft=soft)
@@ -101,8 +101,8 @@ def questions_of(
                 # The paper's prompt but for these words.
                 text = question.template.replace("\n\nRUBRICS\n{WEIGHTED_RUBRICS}", "")
                 question = replace(question, template=text.replace("query and weighted rubrics", "query"))
-            asked[f"{name} {order}"] = question
-    return asked
+            questions[f"{name} {order}"] = question
+    return questions
 
 
 def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
     Raises:
         [`JudgeError`]: if no duel has both verdicts.
     """
-    words = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
+    greedy = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
     shares: dict[str, dict[str, list[float]]] = {"verdicts": defaultdict(list), "log odds": defaultdict(list)}
     leads: dict[str, list[float]] = defaultdict(list)
     for name, (id, *_) in pairs.items():
@@ -121,7 +121,7 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
         if forth is None or back is None:  # one order alone is decided by the place, too
             continue
         # 1 if it wins in both orders, 1/2 in one.
-        shares["verdicts"][id].append(((words[f"{name} forth"] == "B") + (words[f"{name} back"] == "A")) / 2)
+        shares["verdicts"][id].append(((greedy[f"{name} forth"] == "B") + (greedy[f"{name} back"] == "A")) / 2)
         if isinstance(forth, Reading):
             leads[id].append(lead(forth, back) / 2)  # the place cancels out
             shares["log odds"][id].append((1 + sign(leads[id][-1])) / 2)
@@ -134,7 +134,7 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
         "won": list(wins.values())[-1],
         "wins": wins,
         "mean_log_odds": fmean(map(fmean, leads.values())) if leads else None,
-        "first_shown_wins": fmean(word == "A" for word in words.values()),
+        "first_shown_wins": fmean(verdict == "A" for verdict in greedy.values()),
     }
 
 

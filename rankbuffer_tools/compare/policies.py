@@ -22,17 +22,17 @@ def prompts_of(config: CompareConfig, queries: QueryTable) -> dict[str, str]:
     return {f"{id} {n}": id for id, count in counts.items() for n in range(count)}
 
 
-def longest(config: CompareConfig, asked: Mapping[str, str]) -> Duels:
+def longest(config: CompareConfig, query_ids: Mapping[str, str]) -> Duels:
     """Return the duels with answers as long as they may be, for a price before they are sampled."""
     text = "x" * (config.max_new_tokens * CHARACTERS_PER_TOKEN)
-    return Duels([*config.labelled_models()], {name: (id, text, text) for name, id in asked.items()})
+    return Duels([*config.labelled_models()], {name: (id, text, text) for name, id in query_ids.items()})
 
 
-def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[str, str]) -> Duels:
+def sample_answers(config: CompareConfig, queries: QueryTable, query_ids: Mapping[str, str]) -> Duels:
     """Let both policies answer, and read the answers as the format check finds them."""
     models = config.labelled_models()
     adapters = {model: base_of(model) for model in models.values()}  # which finds a typo before the first one samples
-    prompts = [Prompt(name, queries[id].prompt) for name, id in asked.items()]
+    prompts = [Prompt(name, queries[id].prompt) for name, id in query_ids.items()]
     texts, measures = [], []
     for label, model in models.items():
         tokenizer = None if is_address(model) else load_policy_tokenizer(model, adapters[model])
@@ -40,11 +40,13 @@ def sample_answers(config: CompareConfig, queries: QueryTable, asked: Mapping[st
         log = beside(config.result, f"{label}.vllm.log")
         with engine(config, label, model, adapters[model], log) as responder:
             # Answers that were sampled before are kept there.
-            found = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
-        tokens = [found.asked[name].usage.completion for name in asked]
+            answers = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
+        tokens = [answers.asked[name].usage.completion for name in query_ids]
         # An answer of all tokens was cut off, whatever the server says. A server may count too few.
-        whole = [found.asked[name].usage.completion < config.max_new_tokens for name in {*asked} - found.cut_off]
-        measures.append({"tokens": fmean(tokens), "ended": sum(whole) / len(asked)})
-        said = {name: found.values[name] for name in asked}
-        texts.append(read_answers(said, opened, f"answers of {label}", config.format_check))
-    return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in asked.items()}, measures)
+        ended = [
+            answers.asked[name].usage.completion < config.max_new_tokens for name in {*query_ids} - answers.cut_off
+        ]
+        measures.append({"tokens": fmean(tokens), "ended": sum(ended) / len(query_ids)})
+        responses = {name: answers.values[name] for name in query_ids}
+        texts.append(read_answers(responses, opened, f"answers of {label}", config.format_check))
+    return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in query_ids.items()}, measures)

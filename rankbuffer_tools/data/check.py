@@ -87,43 +87,43 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     Raises:
         [`DataError`]: for the first row without the schema of docs/data.md, or if there are no rows.
     """
-    found = Findings()
+    findings = Findings()
     prompts: set[str] = set()
     wordy = Query("", [], ())
     generic = {} if "rubrics" in dataset.column_names else generic_row("the data set")
     for number, row in enumerate(checked_rows(dataset, rubrics_needed=False)):
         query = Query.from_row(row | generic)
-        count(found, query)
-        for what in odd_rubrics(
+        count(findings, query)
+        for fault in odd_rubrics(
             () if tuple(query.rubrics) == GENERIC_RUBRICS else query.rubrics
         ):  # ours need no advice
-            found.odd_rubrics[what].append(query.id)
+            findings.odd_rubrics[fault].append(query.id)
         if (text := plain_text(query)) in prompts:
-            found.same_prompt.append(query.id)
+            findings.same_prompt.append(query.id)
         prompts.add(text)
         length = tokens.chat(query.prompt)
         if length > settings.max_prompt_length:
-            found.too_long.append(query.id)
-        measured = found.lengths
-        measured.setdefault("prompt", []).append(length)
+            findings.too_long.append(query.id)
+        lengths = findings.lengths
+        lengths.setdefault("prompt", []).append(length)
         if number * settings.sample % len(dataset) < settings.sample:  # evenly spread over the rows
-            measured.setdefault("response", []).extend(map(tokens.text, query.responses))
+            lengths.setdefault("response", []).extend(map(tokens.text, query.responses))
         wordy = max(wordy, query, key=frame_size)  # its prompt needs most, whatever is shown in it
-    found.longest = max([settings.max_completion_length, *found.lengths["response"]])  # references are shown too
-    found.context = needed_context(wordy, tokens, settings, found.longest)
-    return found
+    findings.longest = max([settings.max_completion_length, *findings.lengths["response"]])  # references are shown too
+    findings.context = needed_context(wordy, tokens, settings, findings.longest)
+    return findings
 
 
-def count(found: Findings, query: Query) -> None:
+def count(findings: Findings, query: Query) -> None:
     """Add the counts of one query that need no tokens."""
-    found.queries += 1
-    found.turns[len(query.prompt)] += 1
-    found.responses[len(query.responses)] += 1
-    found.rubrics[len(query.rubrics)] += 1
-    found.weights.update(rubric.weight for rubric in query.rubrics)
-    found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
+    findings.queries += 1
+    findings.turns[len(query.prompt)] += 1
+    findings.responses[len(query.responses)] += 1
+    findings.rubrics[len(query.rubrics)] += 1
+    findings.weights.update(rubric.weight for rubric in query.rubrics)
+    findings.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
     if len(set(query.responses)) < len(query.responses):
-        found.same_response.append(query.id)
+        findings.same_response.append(query.id)
 
 
 def plain_text(query: Query) -> str:
@@ -146,62 +146,62 @@ def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, 
     return context_for(frame, room, settings.most_shown * longest, settings.guard)
 
 
-def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
+def print_findings(name: str, findings: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
     """Print the findings."""
     # 119 columns fit the table; a file has no width.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
-    for line in lines(name, found, settings):
+    for line in lines(name, findings, settings):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(title=f"Tokens ({tokens.name})", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("of a", no_wrap=True)
     for column in ("counted", "least", "median", "95 %", "most"):
         table.add_column(column, justify="right")
-    for what, values in found.lengths.items():
+    for what, values in findings.lengths.items():
         if values:
             marks = np.quantile(values, [0, 0.5, 0.95, 1])
             table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
     console.print()
     console.print(table)
     context = (
-        f"judge context needed if every response has {found.longest:,} tokens: about"
-        f" {found.context:,} tokens (a prompt can show {settings.most_shown} responses)"
+        f"judge context needed if every response has {findings.longest:,} tokens: about"
+        f" {findings.context:,} tokens (a prompt can show {settings.most_shown} responses)"
     )
-    for line in (context, *not_ready(found, tokens, settings)):
+    for line in (context, *not_ready(findings, tokens, settings)):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) -> Iterator[str]:
+def not_ready(findings: Findings, tokens: TokenCounter, settings: CheckSettings) -> Iterator[str]:
     """Yield what must be done before a run with these settings can start."""
-    if missing := found.rubrics[0]:
+    if missing := findings.rubrics[0]:
         yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
     needed = settings.responses_needed
-    if few := sum(n for count, n in found.responses.items() if count < needed):
+    if few := sum(n for count, n in findings.responses.items() if count < needed):
         yield (
             f"NOT READY: {few:,} queries have fewer than {needed} responses; recipes/generate_responses.py makes"
             " them, or train with method_args: {bootstrap: true} and check with --no_responses, or name a --method"
             " that needs none"
         )
-    if found.too_long and tokens.exact:  # an estimate is too high, so it refuses nothing
+    if findings.too_long and tokens.exact:  # an estimate is too high, so it refuses nothing
         yield (
-            f"NOT READY: {len(found.too_long):,} prompts have more than {settings.max_prompt_length:,} tokens; delete"
-            " these rows, or raise max_prompt_length"
+            f"NOT READY: {len(findings.too_long):,} prompts have more than {settings.max_prompt_length:,} tokens;"
+            " delete these rows, or raise max_prompt_length"
         )
 
 
-def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
+def lines(name: str, findings: Findings, settings: CheckSettings) -> Iterator[str]:
     """Yield the lines on counts, rubrics and duplicates."""
-    yield f"{name}: {found.queries:,} queries, every row well-formed"
-    yield f"messages per prompt: {value_counts(found.turns)}"
-    yield f"responses per query: {value_counts(found.responses)}"
-    if found.weights:
-        mean = fmean(found.weights.elements())
-        yield f"rubrics per query: {value_counts(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
-        yield f"weights: {value_counts(found.weights)}; mean {mean:.2f}"
-        for what, ids in found.odd_rubrics.items():
+    yield f"{name}: {findings.queries:,} queries, every row well-formed"
+    yield f"messages per prompt: {value_counts(findings.turns)}"
+    yield f"responses per query: {value_counts(findings.responses)}"
+    if findings.weights:
+        mean = fmean(findings.weights.elements())
+        yield f"rubrics per query: {value_counts(findings.rubrics)}; {fmean(findings.rubric_words):.0f} words each"
+        yield f"weights: {value_counts(findings.weights)}; mean {mean:.2f}"
+        for what, ids in findings.odd_rubrics.items():
             yield f"a rubric {what}: {listed(ids)}"
-    yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
-    yield f"the same response twice: {listed(found.same_response)}"
-    yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
+    yield f"the same prompt as an earlier query: {listed(findings.same_prompt)}"
+    yield f"the same response twice: {listed(findings.same_response)}"
+    yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(findings.too_long)}"
 
 
 def value_counts(counts: Counter) -> str:

@@ -96,14 +96,14 @@ def check(arguments: argparse.Namespace) -> None:
         above = f" The first {MAX_FAULTS} are listed above." if count > MAX_FAULTS else ""
         raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
     dataset = load_queries(arguments.file, split=arguments.split)
-    known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
+    columns = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
     warn_of_columns(dataset)
-    dataset = select(dataset, known)  # other columns are the user's own
+    dataset = select(dataset, columns)  # other columns are the user's own
     rows = enumerate(checked_rows(dataset, rubrics_needed=False), start=1)
     tokens.check({**row, "place": f"row {number}"} for number, row in rows)
-    found = check_dataset(dataset, tokens, settings)
-    print_findings(arguments.file, found, tokens, settings)
-    if any(not_ready(found, tokens, settings)):
+    findings = check_dataset(dataset, tokens, settings)
+    print_findings(arguments.file, findings, tokens, settings)
+    if any(not_ready(findings, tokens, settings)):
         raise DataError(f"{arguments.file} is not ready, for the reasons above")
 
 

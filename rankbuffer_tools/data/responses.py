@@ -64,9 +64,9 @@ def order_question(query: Query, texts: Sequence[str]) -> Question:
 
 def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
     """Ask for the score of each response by name, with probabilities: the question of `ratings_soft`."""
-    asked = replace(query, rubrics=query.rubrics or GENERIC_RUBRICS)
+    scored_query = replace(query, rubrics=query.rubrics or GENERIC_RUBRICS)
     return {
-        f"{query.id}/score {i}": replace(pointwise_question(asked, text, most=RATING_MAX), soft=True)
+        f"{query.id}/score {i}": replace(pointwise_question(scored_query, text, most=RATING_MAX), soft=True)
         for i, text in enumerate(texts)
     }
 

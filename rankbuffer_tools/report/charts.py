@@ -456,10 +456,10 @@ def run_charts(run: Run, rubrics: Callable[[str], Sequence[Rubric]] = lambda que
         charts.append(gain_chart(rows))
     if rises := rise_table(run.visits):
         charts.append(rise_chart(rises))
-    reach = reach_table(run.visits)
-    if len({row["epoch"] for row in reach}) > 1:  # one epoch shows no progress
+    reach_rows = reach_table(run.visits)
+    if len({row["epoch"] for row in reach_rows}) > 1:  # one epoch shows no progress
         best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
-        charts.append(reach_chart(reach, best))
+        charts.append(reach_chart(reach_rows, best))
     rewards = run.tables.rewards
     means = [row["mean"] for row in rewards if row["mean"] is not None]
     flat = len(means) < 2 or stdev(means) < FLAT

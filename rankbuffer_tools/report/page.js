@@ -36,7 +36,7 @@ $("theme").addEventListener("click", () =>
 
 // Advantages at any step: a lane per run, with the bins that tables.py counted
 
-function lane(run, step, reach) {
+function lane(run, step, axisEnd) {
   const now = run.steps[step];
   const node = element("div", "lane");
   const label = now ? `: ${now.levels.toFixed(1)} different rewards in a group, ${now.rollouts} responses` : ": no such step";
@@ -54,14 +54,14 @@ function lane(run, step, reach) {
   rect(0, 75, 500, 1, "var(--line)");
   for (const { advantage, share } of bins) {
     const height = (72 * share) / most;
-    rect(250 + (246 * advantage) / reach - 4, 75 - height, 8, height, run.colour);
+    rect(250 + (246 * advantage) / axisEnd - 4, 75 - height, 8, height, run.colour);
   }
   node.append(svg);
   return node;
 }
 
 async function showAdvantages() {
-  const { runs, reach } = await unpack(blocks("advantages-data")[0]);
+  const { runs, axis_end: axisEnd } = await unpack(blocks("advantages-data")[0]);
   const steps = [...new Set(runs.flatMap((run) => Object.keys(run.steps).map(Number)))].sort((a, b) => a - b);
   const range = $("advantage-step");
   range.max = steps.length - 1;
@@ -70,7 +70,7 @@ async function showAdvantages() {
     const step = steps[range.value];
     $("advantage-number").textContent = `step ${step}`;
     range.setAttribute("aria-valuetext", `step ${step}`);
-    $("lanes").replaceChildren(...runs.map((run) => lane(run, step, reach)));
+    $("lanes").replaceChildren(...runs.map((run) => lane(run, step, axisEnd)));
   };
   range.addEventListener("input", draw);
   draw();

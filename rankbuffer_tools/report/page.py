@@ -78,16 +78,16 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
 
     Args:
         advantages (`dict`):
-            What the script draws as advantages at a step. `reach` is the end of the axis. `runs` is a list with the
+            What the script draws as advantages at a step. `axis_end` is the end of the axis. `runs` is a list with the
             `name`, the `colour` and the `steps` of each run.
     """
     style, script = read("page.css"), read("page.js") + read("browser.js")
     data = [data_block("advantages-data", [pack(advantages)])]
-    data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
-    names = [one.name for one in sections]
+    data += [data_block(f"run-data-{i}", [pack(section.index), *section.pages]) for i, section in enumerate(sections)]
+    names = [section.name for section in sections]
     overview = runs_html(sections) if len(names) > 1 else ""
     compared = overview + comparison_html(comparison, step, advantages, len(names))
-    runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
+    runs = "\n".join(run_html(number, section) for number, section in enumerate(sections))
     return Template(read("page.html")).substitute(
         title=escape(names[0] if len(names) == 1 else f"{len(names)} runs"),
         made=escape(made),
@@ -140,20 +140,20 @@ def runs_html(sections: Sequence[RunSection]) -> str:
 
 def comparison_html(charts: Sequence[Chart], step: int, advantages: dict, runs: int) -> str:
     """Return the charts over all runs, and advantages at a step that the reader chooses, if they ever move."""
-    last = f" Steps before the last {POINTS} are left out." if advantages["left_out"] else ""
-    reach, hidden = advantages["reach"], " hidden" if advantages["constant"] else ""
+    note = f" Steps before the last {POINTS} are left out." if advantages["left_out"] else ""
+    axis_end, hidden = advantages["axis_end"], " hidden" if advantages["constant"] else ""
     title = "The runs side by side" if runs > 1 else "What the policy gets"
-    lanes = (
+    slider = (
         f'<figure{hidden}><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
         f'<input id="advantage-step" type="range" min="0" max="0" value="0" data-step="{step}">'
         '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
-        f'<div class="axis"><span>&minus;{reach:g}</span><span>0</span><span>+{reach:g}</span></div>'
+        f'<div class="axis"><span>&minus;{axis_end:g}</span><span>0</span><span>+{axis_end:g}</span></div>'
         "<figcaption>Rewards normalised within their group, without the format reward. A bar is the share of the"
-        f" rollouts that have this advantage. Few levels give the policy little information.{last}"
+        f" rollouts that have this advantage. Few levels give the policy little information.{note}"
         "</figcaption></figure>"
     )
     figures = "\n".join(figure_html(chart, "all") for chart in charts)
-    return f'<section><h2>{title}</h2><div class="charts">{figures}\n{lanes}</div></section>'
+    return f'<section><h2>{title}</h2><div class="charts">{figures}\n{slider}</div></section>'
 
 
 def run_html(number: int, section: RunSection) -> str:

@@ -37,19 +37,19 @@ def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     Raises:
         [`SettingsError`]: if one is no evaluation, or if their scores cannot be compared.
     """
-    found = {}
+    evaluations = {}
     for path in (path / "results.json" if path.is_dir() else path for path in paths):
         try:
-            found[path] = read_json_as(path, dict[str, Any])
+            evaluations[path] = read_json_as(path, dict[str, Any])
         except ValueError as error:
             raise SettingsError(f"{path}: {error}. Name the output_dir of an evaluation") from None
-        if missing := {"judge", "limit", "models", "policies"} - found[path].keys():
+        if missing := {"judge", "limit", "models", "policies"} - evaluations[path].keys():
             raise SettingsError(f"{path} is not the results.json of an evaluation: it has no {min(missing)!r}")
     for key in ("judge", "limit"):  # scores of another judge or limit mean something else
-        values = {results[key]: f"{results[key]} in {path}" for path, results in found.items()}
+        values = {results[key]: f"{results[key]} in {path}" for path, results in evaluations.items()}
         if len(values) > 1:
             raise SettingsError(f"one table cannot compare evaluations of another {key}: {', '.join(values.values())}")
-    return found
+    return evaluations
 
 
 def row_of(run: Mapping[str, Any]) -> str | None:
@@ -73,36 +73,38 @@ def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[
     """
     rows: list[TableRow] = []
     started = {Path(run.manifest.get("policy") or "").name for run in runs}
-    places = [(history.run_id(run.store), run.store.last_step()) for run in runs]
-    scores_of: dict[tuple, TableRow] = {place: {} for place in places}
+    policies = [(history.run_id(run.store), run.store.last_step()) for run in runs]
+    scores_of: dict[tuple, TableRow] = {policy: {} for policy in policies}
     for path, results in evaluations.items():
-        known = False
+        matched = False
         for label, policy in results["policies"].items():
-            model, at = policy["model"], (policy["run"], policy["step"])
+            model, trained_by = policy["model"], (policy["run"], policy["step"])
             metrics = results["models"][label].items()
-            found = {name: each["metrics"][each["headline"]]["value"] for name, each in metrics}
+            scores = {name: result["metrics"][result["headline"]]["value"] for name, result in metrics}
             # A model that no run trained, and from which one began.
             base = policy["run"] is None and Path(model).name in started
-            known |= base or at in scores_of
-            if at not in scores_of:
+            matched |= base or trained_by in scores_of
+            if trained_by not in scores_of:
                 # Another evaluation may have asked for other benchmarks of this model.
-                rest = [row for row in rows if row["from"] == model and all(row.get(name) is None for name in found)]
-                for row in rest[:1]:
+                partial = [
+                    row for row in rows if row["from"] == model and all(row.get(name) is None for name in scores)
+                ]
+                for row in partial[:1]:
                     rows.remove(row)
-                    found = row | found
-                rows.append(_row("Base" if base else f"model {model}", model, found))
-            elif twice := scores_of[at].keys() & found.keys():
+                    scores = row | scores
+                rows.append(_row("Base" if base else f"model {model}", model, scores))
+            elif twice := scores_of[trained_by].keys() & scores.keys():
                 raise SettingsError(f"{path} and another evaluation have scores of {model}: {min(twice)}")
             else:
-                scores_of[at] |= found
-        if not known:
+                scores_of[trained_by] |= scores
+        if not matched:
             models = ", ".join(policy["model"] for policy in results["policies"].values())
-            what = f"{path} evaluated {models}, and none of it is the policy after the last step of a run here"
-            raise SettingsError(f"{what}: name the checkpoint that was evaluated, or evaluate the run again")
-    for run, place in zip(runs, places, strict=True):
+            problem = f"{path} evaluated {models}, and none of it is the policy after the last step of a run here"
+            raise SettingsError(f"{problem}: name the checkpoint that was evaluated, or evaluate the run again")
+    for run, policy in zip(runs, policies, strict=True):
         costs, seed = history.totals(run.store), run.manifest.get("seed")
         source = run.name if seed is None else f"{run.name}, seed {seed}"
-        row = _row(row_of(run.manifest) or f"run {run.name}", source, scores_of[place])
+        row = _row(row_of(run.manifest) or f"run {run.name}", source, scores_of[policy])
         rows.append(row | {"tokens": costs.tokens, "calls": costs.calls})
     return rows
 
@@ -117,13 +119,13 @@ def beside_the_paper(rows: Sequence[TableRow]) -> list[TableRow]:
     table: list[TableRow] = []
     printed = paper_rows()
     for method in dict.fromkeys((*printed, *(row["method"] for row in rows))):
-        same = [row for row in rows if row["method"] == method] or [_row(method, MISSING, {})]
-        table += same
-        if len(same) > 1:
-            columns = {name: [row[name] for row in same] for name in HEADS}
+        of_method = [row for row in rows if row["method"] == method] or [_row(method, MISSING, {})]
+        table += of_method
+        if len(of_method) > 1:
+            columns = {name: [row[name] for row in of_method] for name in HEADS}
             # A mean over some runs would not be that of the row.
             means = {name: None if None in values else fmean(values) for name, values in columns.items()}
-            table.append({"method": method, "from": f"mean of {len(same)}", **means})
+            table.append({"method": method, "from": f"mean of {len(of_method)}", **means})
         if method in printed:
             table.append(_row(method, PAPER, {}) | printed[method])
     return table
@@ -151,7 +153,7 @@ def markdown(table: Sequence[TableRow], notes: Sequence[str]) -> str:
 
 def marks(rows: Sequence[TableRow], spec: Mapping[str, Any]) -> dict[tuple[int, str], str]:
     """Return how the best numbers of a block are written, by row and column: those of ours and of the paper apart."""
-    found: dict[tuple[int, str], str] = {}
+    marked: dict[tuple[int, str], str] = {}
     for theirs in (False, True):
         side = {row["method"]: i for i, row in enumerate(rows) if (row["from"] == PAPER) == theirs}  # a mean is last
         for name in spec.get("marked", ()):
@@ -159,8 +161,8 @@ def marks(rows: Sequence[TableRow], spec: Mapping[str, Any]) -> dict[tuple[int, 
             values = {i: round(rows[i][name], 2) for i in side.values() if rows[i][name] is not None}
             best = sorted(set(values.values()), reverse=True)[: len(values) - 1]  # the worst of a block has no mark
             for value, mark in zip(best, spec["marks"], strict=False):
-                found |= {(i, name): MARKS[mark] for i in values if values[i] == value}
-    return found
+                marked |= {(i, name): MARKS[mark] for i in values if values[i] == value}
+    return marked
 
 
 def format_cell(value: float | str | None, column: str) -> str:
@@ -172,10 +174,10 @@ def format_cell(value: float | str | None, column: str) -> str:
 
 def notes_on(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[str]:
     """Return what a reader of the tables has to know: policy, data and judges, ours and the paper's."""
-    known = {name: [str(run.manifest.get(name) or "unknown") for run in runs] for name in ("policy", "data", "judge")}
-    known["last step"] = [str(run.store.last_step()) for run in runs]
-    known["judge of the scores"] = [str(results["judge"]) for results in evaluations.values()]
-    ours = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}" for name, values in known.items())
+    facts = {name: [str(run.manifest.get(name) or "unknown") for run in runs] for name in ("policy", "data", "judge")}
+    facts["last step"] = [str(run.store.last_step()) for run in runs]
+    facts["judge of the scores"] = [str(results["judge"]) for results in evaluations.values()]
+    ours = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}" for name, values in facts.items())
     notes = [f"Ours: {ours}.", f"The paper: {paper()['setup']}."]
     if any(results["limit"] for results in evaluations.values()):
         notes.insert(0, "**A smoke run: these scores mean nothing.**")

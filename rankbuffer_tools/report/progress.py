@@ -12,18 +12,18 @@ from rankbuffer_trl.monitoring.progress import LEAST_QUERIES, WINDOW, Comparison
 from rankbuffer_trl.store import history
 
 
-def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+def gain_table(visits: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     """Return the comparisons of [`by_window`] as rows, for a chart."""
-    return [{"step": step} | asdict(comparison) for step, comparison in by_window(found).items()]
+    return [{"step": step} | asdict(comparison) for step, comparison in by_window(visits).items()]
 
 
-def rise_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+def rise_table(visits: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     """Return, by query, how often the judge prefers each later visit to the first: 0.5 is no change.
 
     It is the share of the pairs that [`weigh`] counts, and `None` where the visits share no anchor that tells.
     """
-    most, rows = max(map(len, found.values()), default=0), []
-    for query_id, (first, *later) in found.items():
+    most, rows = max(map(len, visits.values()), default=0), []
+    for query_id, (first, *later) in visits.items():
         pairs = [weigh(first, visit) for visit in later]
         shares = [gain / (gain + loss) if gain + loss else None for gain, loss in pairs]
         shares += [None] * (most - 1 - len(shares))
@@ -33,23 +33,23 @@ def rise_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [share for share in list(row.values())[1:] if share is not None][-1])
 
 
-def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+def reach_table(visits: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
     """Return the shares of [`above_initial`] as rows, for a chart."""
-    return [asdict(share) for share in above_initial(found)]
+    return [asdict(share) for share in above_initial(visits)]
 
 
-def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict[int, Comparison]:
+def by_window(visits: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict[int, Comparison]:
     """Compare as [`since_last_visit`] does, in windows of at least `least` queries, by the last step of each."""
     by_epoch: dict[int, list[tuple[int, tuple[Visit, Visit]]]] = defaultdict(list)
-    for each in found.values():
-        for earlier, later in pairwise(each):
+    for of_query in visits.values():
+        for earlier, later in pairwise(of_query):
             by_epoch[later.epoch].append((later.step, (earlier, later)))
     compared: dict[int, Comparison] = {}
     for _, pairs in sorted(by_epoch.items()):  # a window ends with its epoch
         windows: list[tuple[int, list[tuple[Visit, Visit]]]] = cut(pairs, least)
         if len(windows) > 1 and len(windows[-1][1]) < least:  # the rest of an epoch joins the window before it
-            (_, full), (step, rest) = windows[-2:]
-            windows[-2:] = [(step, full + rest)]
+            (_, previous), (step, remainder) = windows[-2:]
+            windows[-2:] = [(step, previous + remainder)]
         compared |= {step: compare_visits(window) for step, window in windows}
     return compared
 
@@ -66,20 +66,20 @@ class Share:
     high: float
 
 
-def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+def above_initial(visits: Mapping[str, Sequence[Visit]]) -> list[Share]:
     """Return the share of rollouts above each initial anchor, by epoch and over the same queries.
 
     A query counts for an anchor if each epoch has a visit of the query at which the anchor was in its buffer.
     """
     counts: dict[int, int] = defaultdict(int)
-    for each in found.values():
-        for epoch in {visit.epoch for visit in each}:
+    for of_query in visits.values():
+        for epoch in {visit.epoch for visit in of_query}:
             counts[epoch] += 1
     # Without the epoch in which a run stands.
     epochs = [epoch for epoch in sorted(counts) if 2 * counts[epoch] >= max(counts.values())]
     shares: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in found.values():
-        last = {visit.epoch: visit for visit in each if visit.placed}
+    for of_query in visits.values():
+        last = {visit.epoch: visit for visit in of_query if visit.placed}
         if not all(epoch in last for epoch in epochs):
             continue
         visited = [last[epoch] for epoch in epochs]
@@ -95,16 +95,16 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
     ]
 
 
-def above_middle(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+def above_middle(visits: Mapping[str, Sequence[Visit]]) -> list[Share]:
     """Return the share of rollouts above the initial anchor in the middle of their query, by epoch."""
     middle = {}  # by query, since numbers of responses differ
-    for id, each in found.items():
-        first = [*each[0].above]  # a first buffer has no other anchors than initial ones
+    for id, of_query in visits.items():
+        first = [*of_query[0].above]  # a first buffer has no other anchors than initial ones
         middle[id] = first[len(first) // 2] if first else ""
     renamed = {
         # The buffer may have lost that anchor.
-        id: [replace(v, above={"initial-0": v.above[middle[id]]} if middle[id] in v.above else {}) for v in each]
-        for id, each in found.items()
+        id: [replace(v, above={"initial-0": v.above[middle[id]]} if middle[id] in v.above else {}) for v in of_query]
+        for id, of_query in visits.items()
     }
     return above_initial(renamed)
 

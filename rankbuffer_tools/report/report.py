@@ -46,7 +46,7 @@ from .runs import Run, open_runs
 MEASURE = "rubric score"
 EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
 BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
-REACH = 2.5  # the least end of the axis of advantages
+MIN_AXIS_END = 2.5  # the least end of the axis of advantages
 COLLAPSED = 0.2  # a rise of the share of repeated 4-grams that a reader must see first
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
@@ -97,8 +97,8 @@ def write_report(
         steps = {run.name: history.steps(run.store) for run in runs}
         step = chosen_step(step, steps)
         # The slider has as many steps as a curve has points.
-        kept = {step}.union(*(each[-POINTS:] for each in steps.values()))
-        signals = {run.name: tables.advantages(run.store, kept.intersection(steps[run.name])) for run in runs}
+        drawn_steps = {step}.union(*(each[-POINTS:] for each in steps.values()))
+        signals = {run.name: tables.advantages(run.store, drawn_steps.intersection(steps[run.name])) for run in runs}
         output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
         comparison = comparison_charts(runs, quality if all(map(judged_by_rubrics, runs)) else None, table)
         fixed = advantage_chart({name: each[step] for name, each in signals.items()}, step)
@@ -108,15 +108,15 @@ def write_report(
             comparison = [chart for chart in comparison if chart not in curve]
             sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
-        lanes = advantage_lanes(signals, any({*each} - kept for each in steps.values()))
-        page = render(sections, comparison, lanes, step, made)
+        advantages = advantage_data(signals, any({*each} - drawn_steps for each in steps.values()))
+        page = render(sections, comparison, advantages, step, made)
         save(output / "index.html", page.encode("utf-8"))
     if table:
         write_paper(output, table, notes)
     write_charts(output / "charts", [*comparison, fixed])
-    for number, one in enumerate(sections):
+    for number, section in enumerate(sections):
         folder = f"run-{number}" if len(sections) > 1 else ""  # charts of several runs have equal names
-        write_charts(output / "charts" / folder, one.charts)
+        write_charts(output / "charts" / folder, section.charts)
     return output / "index.html"
 
 
@@ -148,29 +148,29 @@ def chosen_step(step: int | None, steps: dict[str, list[int]]) -> int:
     if step is None and shared:
         step = max(shared)
     if step is None or step not in shared:
-        have = ", ".join(f"{name} {each[0]} to {each[-1]}" for name, each in steps.items())
-        what = "the runs have no step in common" if step is None else f"step {step} is not in every run"
-        raise SettingsError(f"{what}: {have}")
+        available = ", ".join(f"{name} {each[0]} to {each[-1]}" for name, each in steps.items())
+        problem = "the runs have no step in common" if step is None else f"step {step} is not in every run"
+        raise SettingsError(f"{problem}: {available}")
     return step
 
 
-def advantage_lanes(signals: dict[str, Advantages], left_out: bool = False) -> dict:
-    """Return what the page draws as advantages at each step: one lane of bins per run."""
-    lanes = [{at: lane(groups) for at, groups in steps.items()} for steps in signals.values()]
-    ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
+def advantage_data(signals: dict[str, Advantages], left_out: bool = False) -> dict:
+    """Return what the page draws as advantages at each step: one row of bins per run."""
+    runs = [{at: step_bins(groups) for at, groups in steps.items()} for steps in signals.values()]
+    ends = (abs(row["advantage"]) for steps in runs for drawn in steps.values() for row in drawn["bins"])
     return {
-        "reach": max([REACH, *ends]),
+        "axis_end": max([MIN_AXIS_END, *ends]),
         # Ranks without ties give every step the same advantages, and a picture that never moves says nothing.
-        "constant": all(len(steps) > 1 == len({repr(one["bins"]) for one in steps.values()}) for steps in lanes),
+        "constant": all(len(steps) > 1 == len({repr(drawn["bins"]) for drawn in steps.values()}) for steps in runs),
         "left_out": left_out,
         "runs": [
             {"name": name, "colour": run_colour(number), "steps": steps}
-            for number, (name, steps) in enumerate(zip(signals, lanes, strict=True))
+            for number, (name, steps) in enumerate(zip(signals, runs, strict=True))
         ],
     }
 
 
-def lane(groups: Sequence[Sequence[float | None]]) -> dict:
+def step_bins(groups: Sequence[Sequence[float | None]]) -> dict:
     """Return the advantages of one run at one step: its bins, levels in a group, and rollouts that have a reward."""
     rollouts = sum(value is not None for group in groups for value in group)
     return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
@@ -210,16 +210,16 @@ def section_of(
     examples = examples_of(run, own)
     # Examples first, so that they fit; the rest by a fixed seed.
     drawn = dict.fromkeys([*(example["query"] for example in examples), *random.Random(0).sample(ids, len(ids))])
-    found: dict[str, tuple[dict, str]] = {}
+    entries: dict[str, tuple[dict, str]] = {}
     size = 0
     for index, page in track_rows(query_pages(run.store, queries, own, text_limit, drawn), run.name, len(ids)):
         packed = pack(page)
         size += len(packed) + len(pack(index))
-        if found and size > 1e6 * browser_mb:  # one query at least, however large it is
+        if entries and size > 1e6 * browser_mb:  # one query at least, however large it is
             break
-        found[index["id"]] = index, packed
-    examples = [example for example in examples if example["query"] in found]
-    shown = [found[id] for id in ids if id in found]  # back in the order of first visits
+        entries[index["id"]] = index, packed
+    examples = [example for example in examples if example["query"] in entries]
+    chosen = [entries[id] for id in ids if id in entries]  # back in the order of first visits
     headlines = headlines_of(run, price, own)
     charts = run_charts(run, lambda id: queries[id].rubrics if queries else ())
     if (repeats := probed(charts, "repeated")) and repeats[-1] - repeats[0] >= COLLAPSED:
@@ -232,8 +232,8 @@ def section_of(
         summary=summary_of(run, headlines, charts),
         charts=charts,
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if own else None, examples),
-        pages=[packed for _, packed in shown],
+        index=browser_index(run.name, [entry for entry, _ in chosen], len(ids), MEASURE if own else None, examples),
+        pages=[packed for _, packed in chosen],
     )
 
 
@@ -246,21 +246,23 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """Return the numbers that a run's section opens with, by label: score, progress, reach and cost."""
     totals, rewards = history.totals(run.store), run.tables.rewards
     rollouts = sum(row["rollouts"] for row in rewards)
-    found = run.visits
+    visits = run.visits
     headlines = {}
     if proof := run.comparison:
         before, after = proof.models
         label = f"of {proof.duels} duels on {Path(proof.dataset).name} won by {after} against {before}"
         headlines[f"{label}; judge: {proof.judge}"] = str(proof.won)
     headlines |= risen(run, rewards, quality) if quality else {}
-    since_first = progress.compare_visits((each[0], each[-1]) for each in found.values() if len(each) > 1)
+    since_first = progress.compare_visits(
+        (of_query[0], of_query[-1]) for of_query in visits.values() if len(of_query) > 1
+    )
     if run.duel:  # duels were asked; the number below is estimated from anchors
         first, last = run.duel.epochs
         label = f"of {run.duel.duels} duels on training prompts won by epoch {last} against epoch {first}"
         headlines[f"{label}; judge: {run.duel.judge}"] = str(run.duel.won)
     elif since_first.probability is not None:
         headlines["the newest responses preferred to those of the first visit"] = str(since_first)
-    middle = above_middle(found)
+    middle = above_middle(visits)
     ends = [progress.percent(share.share) for share in (middle[0], middle[-1])] if middle else []
     if len(set(ends)) > 1:  # a share that did not move is no headline
         label = f"of the responses above the data set's middle one, epoch {middle[0].epoch} to {middle[-1].epoch}"
@@ -284,7 +286,7 @@ def probed(charts: Sequence[Chart], name: str) -> list[float]:
 def summary_of(run: Run, headlines: dict[str, str], charts: Sequence[Chart]) -> dict[str, str]:
     """Return the row of a run in the table of runs, by heading: what was trained, and with what result."""
     label, value = next(iter(headlines.items()))
-    spent = [shown for name, shown in headlines.items() if name.startswith("cost of the judge")]
+    spent = [text for name, text in headlines.items() if name.startswith("cost of the judge")]
     words = probed(charts, "words")
     return {
         "method": facts_of(run, 0)["method"].partition(" (")[0],
@@ -317,17 +319,17 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
     rewards, totals, growth = run.tables.rewards, history.totals(run.store), run.growth
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
-    known, config = run.manifest, run.manifest.get("config", {})
-    arguments = known.get("method_args", {})
-    shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
-    methods = ", ".join(each for each in history.totals_by(run.store, "method") if each != REFERENCE)
+    manifest, config = run.manifest, run.manifest.get("config", {})
+    arguments = manifest.get("method_args", {})
+    argument_text = ", ".join(f"{key} {value}" for key, value in arguments.items())
+    methods = ", ".join(method for method in history.totals_by(run.store, "method") if method != REFERENCE)
     rows = {
-        "policy": known.get("policy"),
-        "data": known.get("data"),
-        "judge": known.get("judge"),
-        "method": (known.get("method") or methods) + (f" ({shown})" if shown else ""),
+        "policy": manifest.get("policy"),
+        "data": manifest.get("data"),
+        "judge": manifest.get("judge"),
+        "method": (manifest.get("method") or methods) + (f" ({argument_text})" if argument_text else ""),
         "learning rate": config.get("learning_rate"),
-        "responses per query and visit": known.get("num_generations"),
+        "responses per query and visit": manifest.get("num_generations"),
         "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
         "queries visited": f"{queries:,}",
         "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
@@ -353,23 +355,23 @@ def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]
     visited twice.
     """
     revisited = {
-        id: progress.weigh(each[0], each[-1])
-        for id, each in run.placements.items()
-        if len(each) > 1 and each[0].placed and each[-1].placed
+        id: progress.weigh(visits[0], visits[-1])
+        for id, visits in run.placements.items()
+        if len(visits) > 1 and visits[0].placed and visits[-1].placed
     }
     if not revisited:
         return []
     # Without a measure, the rise among the anchors.
     rises = {id: rise_of(run, id, quality) if quality else gain - loss for id, (gain, loss) in revisited.items()}
-    ranked, what = sorted(rises, key=lambda id: (rises[id], id)), "score" if quality else "place among the anchors"
+    ranked, measured = sorted(rises, key=lambda id: (rises[id], id)), "score" if quality else "place among the anchors"
     chosen: dict[str, str] = {}
-    for place, words in (
+    for place, description in (
         (len(ranked) // 2, "is in the middle of all"),
         (-1, "is the largest"),
         (0, "is the smallest"),
     ):
         # Few queries: one may be all three.
-        chosen.setdefault(ranked[place], f"The query whose rise of the {what} {words}.")
+        chosen.setdefault(ranked[place], f"The query whose rise of the {measured} {description}.")
     return [
         {"query": id, "shown": [(visit, rollout) for visit, _, rollout in middles_of(run, id)], "caption": caption}
         for id, caption in chosen.items()

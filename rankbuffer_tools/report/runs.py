@@ -114,15 +114,15 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that differ, and number a path that is given twice."""
-    whole = [path.absolute().parts for path in paths]
+    paths_parts = [path.absolute().parts for path in paths]
     names = []
-    for i, parts in enumerate(whole):
-        others = [other for j, other in enumerate(whole) if j != i and other != parts]
+    for i, parts in enumerate(paths_parts):
+        others = [other for j, other in enumerate(paths_parts) if j != i and other != parts]
         # A name of many runs needs the folder around it.
         lengths = range(2 if GENERIC.fullmatch(parts[-1]) else 1, len(parts) + 1)
         length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
-        same = whole[:i].count(parts)
-        names.append("/".join(parts[-length:]) + (f" ({same + 1})" if same else ""))
+        earlier = paths_parts[:i].count(parts)
+        names.append("/".join(parts[-length:]) + (f" ({earlier + 1})" if earlier else ""))
     return names
 
 
@@ -134,16 +134,16 @@ def open_store(path: Path, target: Path) -> BufferStore:
     folder = path if (path / FOLDER).is_dir() else newest_finished(path)
     if folder is not None:
         return read_store(folder)
-    what = f"is not a run, for it holds neither {LIVE_STORE} nor {FOLDER}" if path.is_dir() else "does not exist"
+    problem = f"is not a run, for it holds neither {LIVE_STORE} nor {FOLDER}" if path.is_dir() else "does not exist"
     raise StoreError(
-        f"{path} {what}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
+        f"{path} {problem}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
     )
 
 
 def newest_finished(path: Path) -> Path | None:
     """Return the newest checkpoint whose manifest is written."""
     # The manifest is written last.
-    return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
+    return next((checkpoint for _, checkpoint in checkpoints(path) if (checkpoint / FOLDER / RUN).is_file()), None)
 
 
 def log_and_manifest(path: Path) -> tuple[list[dict], RunFacts | dict[str, Any]]:

@@ -41,17 +41,17 @@ def step_tables(store: BufferStore) -> StepTables:
     * `maintenance`: by epoch, the anchors that were added and pruned, in all and by source.
     """
     # One pass: reading the groups takes most of a long page's time.
-    found, answered = StepTables([], [], [], []), history.answers_by_step(store)
+    tables, answered = StepTables([], [], [], []), history.answers_by_step(store)
     changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
     for step in history.steps(store):
         groups = history.groups(store, step=step)  # no other step is in memory
         head = {"step": step, "epoch": groups[0].epoch}
-        found.rewards.append(head | reward_row([group.rewards for group in groups], answered.get(step, 0)))
+        tables.rewards.append(head | reward_row([group.rewards for group in groups], answered.get(step, 0)))
         bins = Counter(insertion_bin(p, group.k) for group in groups for p in group.positions.values())
         placed = bins.total()
         shares = {name: bins[name] / placed if placed else None for name in INSERTION_BINS}
-        found.insertions.append(head | {"placed": placed, **shares})
-        found.occupancy.append(head | occupancy_row(groups))
+        tables.insertions.append(head | {"placed": placed, **shares})
+        tables.occupancy.append(head | occupancy_row(groups))
         added, pruned = changes[groups[0].epoch]
         for group in groups:
             added.update(source for _, source in group.added)
@@ -59,25 +59,25 @@ def step_tables(store: BufferStore) -> StepTables:
     for epoch, (added, pruned) in sorted(changes.items()):
         sources = {f"added_{source}": added[source] for source in SOURCES}
         sources |= {f"pruned_{source}": pruned[source] for source in SOURCES}
-        found.maintenance.append({"epoch": epoch, "added": added.total(), "pruned": pruned.total(), **sources})
-    return found
+        tables.maintenance.append({"epoch": epoch, "added": added.total(), "pruned": pruned.total(), **sources})
+    return tables
 
 
 def reward_row(rewards: Sequence[Sequence[float | None]], answered: int) -> TableRow:
     """Return how far the rewards of a group lie apart, and which rollouts have none."""
-    known = [_known(group) for group in rewards]
+    scored = [without_none(group) for group in rewards]
     n = sum(map(len, rewards))
-    counts = [Counter(group) for group in known]
+    counts = [Counter(group) for group in scored]
     tied = sum(count for group in counts for count in group.values() if count > 1)
-    spreads = [stdev(group) for group in known if len(group) > 1]
+    spreads = [stdev(group) for group in scored if len(group) > 1]
     return {
         "groups": len(rewards),
         "rollouts": n,
-        "mean": fmean(chain.from_iterable(known)) if any(known) else None,
+        "mean": fmean(chain.from_iterable(scored)) if any(scored) else None,
         "spread": fmean(spreads) if spreads else None,  # within a group (ddof 1); one reward has none
         "levels": fmean(map(len, counts)),  # different rewards in a group
         "tied": tied / n,  # a share of the rollouts, as are the two below
-        "unscored": (n - sum(map(len, known))) / n,
+        "unscored": (n - sum(map(len, scored))) / n,
         "empty": (n - answered) / n,  # without an answer
     }
 
@@ -94,7 +94,7 @@ def occupancy_row(groups: Sequence[GroupRow]) -> TableRow:
     }
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def without_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -185,23 +185,23 @@ def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[
 
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     """Return `(r - mean) / (std + eps)` over the rollouts that have a reward (see "Rank-Based Reward")."""
-    known = _known(rewards)
-    if len(known) < 2:  # a group of one has no deviation
+    scored = without_none(rewards)
+    if len(scored) < 2:  # a group of one has no deviation
         return [None if reward is None else 0.0 for reward in rewards]
-    mean, scale = fmean(known), stdev(known) + EPSILON
+    mean, scale = fmean(scored), stdev(scored) + EPSILON
     return [None if reward is None else (reward - mean) / scale for reward in rewards]
 
 
 def advantage_bins(groups: Sequence[Sequence[float | None]]) -> list[TableRow]:
     """Return the bins of width `BIN_WIDTH` that hold advantages, and the share of the rollouts that each holds."""
-    levels = Counter(round(value / BIN_WIDTH) for group in groups for value in _known(group))
+    levels = Counter(round(value / BIN_WIDTH) for group in groups for value in without_none(group))
     n = levels.total()
     return [{"advantage": round(level * BIN_WIDTH, 1), "share": count / n} for level, count in sorted(levels.items())]
 
 
 def distinct(groups: Sequence[Sequence[float | None]]) -> float:
     """Return the mean number of different advantages in a group."""
-    return fmean(len(set(_known(group))) for group in groups)
+    return fmean(len(set(without_none(group))) for group in groups)
 
 
 def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> list[TableRow]:
@@ -225,12 +225,12 @@ def probe_table(
     """
     names = [each for name in PROBE_NAMES for each in (name, f"{name}_with_reward")]
     # The trainer logs the metrics of a step after it, under the next number.
-    found = {
+    by_step = {
         entry["step"] - 1: {name: entry[f"probe/{name}"] for name in names if f"probe/{name}" in entry}
         for entry in log
         if f"probe/{PROBE_NAMES[0]}" in entry
     }
-    rest = [step for step in history.steps(store) if step > max(found, default=-1)]
+    rest = [step for step in history.steps(store) if step > max(by_step, default=-1)]
     for step in rest[:: max(1, -(-len(rest) // PROBED))]:  # evenly spread, since probes take most of a report's time
         probed = []
         for group in history.groups(store, step=step):
@@ -238,9 +238,9 @@ def probe_table(
             rewards = {f"{step}-{i}": reward for i, reward in enumerate(group.rewards)}
             probed.append([(probe(each.text, asked), rewards.get(each.id)) for each in answers if not each.initial])
         if row := summary(probed):  # a step may have no answer
-            found[step] = row
-    names = [name for name in names if any(name in row for row in found.values())]
-    return [{"step": step} | {name: row.get(name) for name in names} for step, row in sorted(found.items())]
+            by_step[step] = row
+    names = [name for name in names if any(name in row for row in by_step.values())]
+    return [{"step": step} | {name: row.get(name) for name in names} for step, row in sorted(by_step.items())]
 
 
 def efficiency_table(judge: Sequence[TableRow], quality: Sequence[TableRow], window: int) -> list[TableRow]:

@@ -60,18 +60,18 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
         to come, or fails more questions than `judge_max_failures` allows.
     """
-    args, made = plan.args, plan.args.judge()
-    judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
-    both = {"judge": judge} | (
+    args, configured = plan.args, plan.args.judge()
+    judge = Judge(configured.client, configured.max_attempts, configured.guard, on_spent=on_spent)
+    judges = {"judge": judge} | (
         {"reference judge": reference_judge} if (reference_judge := args.make_reference_judge()) else {}
     )
     lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)
         # The embedded judge has no context to check.
-        longest = longest_of(price.first_questions, judge.guard) if any(map(servers_of, both.values())) else []
+        longest = longest_of(price.first_questions, judge.guard) if any(map(servers_of, judges.values())) else []
         contexts = {}
-        for role, each in both.items():
+        for role, each in judges.items():
             contexts[role] = await check_servers(each, longest)
             for client, context in zip(servers_of(each), contexts[role], strict=True):
                 lines.append(f"{role}: {client.name}" + (f", context {context:,} tokens" if context else ""))
@@ -80,14 +80,14 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             shown = await asyncio.to_thread(price.most_shown)  # it has an event loop of its own
             lines += await check_judge_context(servers[0], context, judge.guard, plan, longest, shown)
         question = price.first_questions[0]
-        firsts, found = await ask_first(judge, question, args.judge_step_timeout)
-        lines += found
+        firsts, probability_lines = await ask_first(judge, question, args.judge_step_timeout)
+        lines += probability_lines
         if args.preflight_only:
             # Not for a run: no data set gets into a log so.
             lines += shown_whole(question.chat(judge.guard), firsts[0], "" if price.written else STAND_INS)
-        asked, verdicts, sample, seconds = await ask_sample(judge, price)
+        pilot, verdicts, sample, seconds = await ask_sample(judge, price)
     finally:
-        for each in both.values():
+        for each in judges.values():
             await each.client.close()
     # A cache of answers would make each verdict certain.
     if args.judge_samples > 1 and all_copies(read := [each for each in verdicts if isinstance(each, Reading)], args):
@@ -107,20 +107,20 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         if args.has_budget:
             raise SettingsError("the judge server reports no token counts, so a budget cannot end the run: unset it")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
-        last = next(call for call in sample if call.failed)
+        failed_call = next(call for call in sample if call.failed)
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
-            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}",
-            passing=last.passing,
+            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(failed_call)}",
+            passing=failed_call.passing,
         )
-    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds), *price.few_steps()]  # so has this
+    return [*lines, *await asyncio.to_thread(price.cost, pilot, totals, seconds), *price.few_steps()]  # so has this
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
     """Ask the first question of all. Return the calls, and a line for each server whose probabilities were read."""
     clients = servers_of(judge) if question.soft else []  # each server for itself, since its probabilities are read
-    asked = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
-    answers = [await each.first_question(question, timeout) for each in asked]
+    judges = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
+    answers = [await each.first_question(question, timeout) for each in judges]
     readings = [reading for reading, _ in answers] if clients else []
     lines = [probabilities(client, reading) for client, reading in zip(clients, readings, strict=True)]
     return [call for _, call in answers], lines
@@ -195,7 +195,7 @@ def all_copies(readings: Sequence[Reading], args: RankBufferConfig) -> bool:
     counts = [round(args.judge_samples * (1 - reading.outside)) for reading in readings]
     pairs = zip(readings, counts, strict=True)
     # `read_samples` spreads one answer in all evenly.
-    return bool(readings) and all(max(each.chances.values()) * (count + 1) > count for each, count in pairs)
+    return bool(readings) and all(max(reading.chances.values()) * (count + 1) > count for reading, count in pairs)
 
 
 async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Any | None], list[Call], float]:
@@ -207,22 +207,22 @@ async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], lis
     args = price.plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
     # As many as can be in flight, as in training.
-    asked = list(islice(unasked(price), max(in_flight, MIN_PILOT_QUESTIONS)))
+    pilot = list(islice(distinct_questions(price), max(in_flight, MIN_PILOT_QUESTIONS)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
-            verdicts = await judge.ask_all(asked)
+            verdicts = await judge.ask_all(pilot)
     except TimeoutError:
         answered = sum(call.outcome == "parsed" for call in judge.drain())
         raise JudgeError(
             f"the judge ({judge.client.name}) did not finish a sample within judge_step_timeout="
-            f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
+            f"{args.judge_step_timeout:g} s: {answered} of {len(pilot)} questions were answered, so nothing was"
             " started"
         ) from None
-    return asked, verdicts, judge.drain(), time.perf_counter() - started
+    return pilot, verdicts, judge.drain(), time.perf_counter() - started
 
 
-def unasked(price: RunPrice) -> Iterator[Question]:
+def distinct_questions(price: RunPrice) -> Iterator[Question]:
     """Yield the first questions of a run, each prompt once."""
     first = price.first_questions[0]
     seen = {first.prompt()}

@@ -83,26 +83,26 @@ class RunPrice:
 
     def most_shown(self) -> int:
         """Return the most responses in one prompt: of the rehearsed visits, or by the method if that is more."""
-        shown = [sum(map(len, question.responses.values())) for visit in self.rehearsed for question in visit]
-        return max(self.plan.method.most_shown(self.plan.args.num_generations), *shown)
+        counts = [sum(map(len, question.responses.values())) for visit in self.rehearsed for question in visit]
+        return max(self.plan.method.most_shown(self.plan.args.num_generations), *counts)
 
     @cached_property
     def visits(self) -> dict[bool, list[tuple[float, ...]]]:
         """What each visit of a query asks, until they ask alike: tokens of prompts and answers, responses shown."""
         guard, groups = self.plan.args.judge_guard, self.sampled
         first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
-        whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
+        mean_first = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
         visits: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
         # Doubts: the judge contradicts itself wherever it can.
-        for doubts, every_one in product(visits, self.rehearsed):
+        for doubts, questions in product(visits, self.rehearsed):
             # The embedded judge does so where texts are equal.
-            asked = [question for question in every_one if doubts or question.kind != RERANK]
+            asked = [question for question in questions if doubts or question.kind != RERANK]
             prompt, completion = estimate_tokens(asked, guard)
             texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
             # Made-up responses do not count.
             made_up = 0 if self.written else sum(map(len, texts)) / CHARACTERS_PER_TOKEN
             visits[doubts].append(
-                ((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups))
+                ((prompt - made_up) / first * mean_first, completion / len(groups), len(texts) / len(groups))
             )
         return visits
 
@@ -115,32 +115,32 @@ class RunPrice:
         bounds = [min(max(each, first), last, most) for each in (*starts, last)]
         return [end - start for start, end in pairwise(bounds)]
 
-    def cost(self, asked: Sequence[Question], found: Totals | None = None, seconds: float | None = None) -> list[str]:
+    def cost(self, basis: Sequence[Question], usage: Totals | None = None, seconds: float | None = None) -> list[str]:
         """Return what the rest of the run costs, in lines for people.
 
         Args:
-            asked (`Sequence[Question]`):
+            basis (`Sequence[Question]`):
                 The questions of a sample (which took `seconds`), or the first questions of all queries.
-            found (`Totals`, *optional*):
+            usage (`Totals`, *optional*):
                 What the sample cost. Without it, or without tokens in it, tokens are estimated by characters.
         """
         args, steps = self.plan.args, self.plan.batches.steps
-        prompt, completion = estimate_tokens(asked, args.judge_guard)
-        sampled = estimate_tokens(asked, args.judge_guard, args.judge_samples)[1]
+        prompt, completion = estimate_tokens(basis, args.judge_guard)
+        sampled = estimate_tokens(basis, args.judge_guard, args.judge_samples)[1]
         by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(sampled))
-        sample = found if found and found.spent_tokens else by_characters
+        sample = usage if usage and usage.spent_tokens else by_characters
         # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
         longest = 0 if self.written else args.max_completion_length * (1 + args.judge_guard / QUOTED)
         ends = [(0.0, False), (longest, True)]
 
         def part(step: int, end: tuple[float, bool], reference_judge: bool) -> Totals:
-            more, doubts = end
+            tokens_per_response, doubts = end
             columns = zip(*self.visits[doubts], strict=True)
             prompts, completions, shown = (
                 sum(map(mul, self.groups(step, reference_judge), column)) for column in columns
             )
             # Corrects the estimate by what the sample really took.
-            tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
+            tokens = prompts * sample.spent_prompt_tokens / prompt + shown * tokens_per_response
             cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
             answers = completions * sample.spent_completion_tokens / completion
             counts = ("prompt", tokens), ("cached", cached), ("completion", answers)
@@ -152,9 +152,9 @@ class RunPrice:
 
         groups, *calls = self.judgments()
         totals = [total(steps, end) for end in ends]
-        which = f"the rest of the run, from step {self.plan.done}" if self.plan.done else "the run"
+        scope = f"the rest of the run, from step {self.plan.done}" if self.plan.done else "the run"
         parts = [
-            f"{which}: {groups:,} groups of {args.num_generations} rollouts",
+            f"{scope}: {groups:,} groups of {args.num_generations} rollouts",
             f"{between([f'{n:,}' for n in calls])} judgments",
             f"about {between([short(each.spent_tokens) for each in totals])} tokens",
         ]
@@ -202,11 +202,11 @@ class RunPrice:
         """Say if this plan has too few steps to show anything."""
         steps = self.plan.batches.steps
         epochs = math.ceil(LEARNED / self.plan.batches.steps_per_epoch)
-        said = (
+        line = (
             f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set num_train_epochs to"
             f" {epochs}, or bring more prompts"
         )
-        return [said] if steps < LEARNED else []
+        return [line] if steps < LEARNED else []
 
     def advice(self) -> list[str]:
         """Say what this plan leaves open: too few steps to show anything, no price, no responses."""

@@ -33,15 +33,15 @@ def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) 
     buffers: dict[str, AnchorBuffer | None] = {}
 
     async def play(epoch: int) -> list[Question]:
-        asked: list[Question] = []
+        questions: list[Question] = []
         for group in groups:
             id, texts = group.query.id, [rollout.text for rollout in group.rollouts]
             if epoch:
                 # A seed of its own, so that the price repeats.
                 texts = random.Random(f"{id} {epoch}").choices(texts, k=len(texts))
             visit = RolloutGroup(group.query, tuple(map(Rollout, range(len(texts)), texts)), epoch, epoch)
-            score = await method.score(visit, buffers.get(id), RecordingJudge(asked))
+            score = await method.score(visit, buffers.get(id), RecordingJudge(questions))
             buffers[id] = score.after or buffers.get(id)  # a method without a buffer leaves none
-        return asked
+        return questions
 
     return [asyncio.run(play(epoch)) for epoch in range(visits)]
