@@ -74,13 +74,17 @@ def score_questions(query: Query, texts: Sequence[str]) -> dict[str, Question]:
 def order_by_scores(
     texts: Mapping[str, Sequence[str]], readings: Mapping[str, Reading]
 ) -> tuple[dict[str, list[int]], int]:
-    """Return the indices of each query's responses from the lowest mean score to the highest, and the equal pairs."""
+    """Return the indices of each query's responses from the lowest mean score to the highest, and the equal pairs.
+
+    Queries whose scores are all equal have an order, that of sampling, only if they are the smaller part.
+    """
     means = {name: reading.mean for name, reading in readings.items()}
     names = {query_id: [f"{query_id}/score {i}" for i in range(len(of))] for query_id, of in texts.items()}
     # No order if a score is not known.
     known = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
-    # If all are equal, it would be the order of sampling.
     tell = {query_id: of for query_id, of in known.items() if len(set(of)) > 1}
+    if 2 * len(tell) > len(known):  # else the judge tells no responses apart
+        tell = known
     tied = sum(a == b for of in tell.values() for a, b in combinations(of, 2))
     return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in tell.items()}, tied
 

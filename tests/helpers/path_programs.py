@@ -31,6 +31,7 @@ ANSWERS = [f"Boil the egg for {n} minutes." for n in ("two", "three", "four", "f
 def judge_app(model: str) -> web.Application:
     """Serve the embedded judge under a name. It also writes rubrics, always the same."""
     from rankbuffer_tools.rubric_server import make_app
+    from rankbuffer_trl.data import GENERIC_RUBRICS
     from rankbuffer_trl.judge._ledger import Usage
     from rankbuffer_trl.judge._rubric_judge import RubricJudge
 
@@ -38,6 +39,11 @@ def judge_app(model: str) -> web.Application:
         def answer(self, messages):
             if "write 3 to 5 concise judging rubrics" in " ".join(messages[0]["content"].split()):
                 return json.dumps({"rubrics": RUBRICS}), Usage(1, 0, 1)
+            content = messages[0]["content"]
+            if '"score"' in content and GENERIC_RUBRICS[0].text in content:  # which this judge cannot read
+                return json.dumps({"score": next(i for i, text in enumerate(ANSWERS) if text in content)}), Usage(
+                    1, 0, 1
+                )
             return super().answer(messages)
 
     PathJudge.model = model
