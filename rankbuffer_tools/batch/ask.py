@@ -250,25 +250,31 @@ async def ask_many(
                     async with asyncio.TaskGroup() as group:
                         # The judge's client limits how many are in flight.
                         tasks = [group.create_task(ask(name, todo[name])) for name in names]
-            causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in questions if name in failed}
-            unasked = [name for name, key in keys.items() if key not in answers and name not in failed]
-            if unasked:
-                reason = (
-                    f"none of the first {len(failed)}" if pilot == [*failed] else f"{len(failed)} of the others not"
-                )
-                cause = f"not asked, because {reason} could be read; the last one: {list(causes.values())[-1]}"
-                causes |= dict.fromkeys(unasked, cause)
-            return Answers(
-                values={name: answers[key] for name, key in keys.items() if key in answers},
-                failures=causes,
-                calls=[*answers.calls, *failed.values()],
-                asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
-            )
+            return result_of(answers, keys, failed, pilot)
     except BaseExceptionGroup as errors:
         raise first_leaf(errors) from errors  # one line for the user, not a group
     finally:
         judge.drain()  # the calls are in the result
         await judge.client.close()
+
+
+def result_of(
+    answers: AnswerLog, keys: Mapping[str, str], failed: Mapping[str, Call], pilot: Sequence[str]
+) -> Answers:
+    """Return the answers by name, and why the other questions have none."""
+    causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in keys if name in failed}
+    left = [name for name, key in keys.items() if key not in answers and name not in failed]
+    if left:
+        what = f"none of the first {len(failed)}" if [*pilot] == [*failed] else f"{len(failed)} of the others not"
+        causes |= dict.fromkeys(
+            left, f"not asked, because {what} could be read; the last one: {[*causes.values()][-1]}"
+        )
+    return Answers(
+        values={name: answers[key] for name, key in keys.items() if key in answers},
+        failures=causes,
+        calls=[*answers.calls, *failed.values()],
+        asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
+    )
 
 
 def pilot_of(questions: Mapping[str, Askable]) -> list[str]:
