@@ -258,9 +258,7 @@ async def ask_many(
         await judge.client.close()
 
 
-def result_of(
-    answers: AnswerLog, keys: Mapping[str, str], failed: Mapping[str, Call], pilot: Sequence[str]
-) -> Answers:
+def result_of(answers: AnswerLog, keys: Mapping[str, str], failed: dict[str, Call], pilot: Sequence[str]) -> Answers:
     """Return the answers by name, and why the other questions have none."""
     causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in keys if name in failed}
     left = [name for name, key in keys.items() if key not in answers and name not in failed]
