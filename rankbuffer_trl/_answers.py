@@ -51,8 +51,8 @@ def read_turn(message: dict, text: str, check: str) -> Answer:
     thinks = check == "think"  # this block must be closed in each turn; a regular expression is for answers
     whole = read_answer(text, check if thinks else "none")
     beside = storable(completion_text([message]))
-    said = read_answer(beside.rpartition("</think>")[2]) if thinks else read_answer(beside, check)
-    return Answer(said.text if whole.text else "", whole.well_formed)
+    answer = read_answer(beside.rpartition("</think>")[2]) if thinks else read_answer(beside, check)
+    return Answer(answer.text if whole.text else "", whole.well_formed)
 
 
 class AnswerExtractor:

@@ -119,7 +119,7 @@ class AnchorBuffer:
                 if h >= H:
                     pruned.add(k)
 
-        def new(rollout: Rollout, source: str) -> Anchor:
+        def new_anchor(rollout: Rollout, source: str) -> Anchor:
             return Anchor(f"{step}-{rollout.id}", rollout.text, source, epoch)
 
         # Additions and prunings are both decided on the coordinates of the buffer before the update, then merged at
@@ -128,15 +128,15 @@ class AnchorBuffer:
         left_epoch, right_epoch = self.left_epoch, self.right_epoch
         # Without an order, which rollout is the worst is not known.
         if sigma[0] and left_epoch != epoch and 0 not in unordered:
-            merged.append((0.5, new(sigma[0][0], "left")))
+            merged.append((0.5, new_anchor(sigma[0][0], "left")))
             left_epoch = epoch
         if sigma[K] and right_epoch != epoch and K not in unordered:
-            merged.append((K + 0.5, new(sigma[K][-1], "right")))
+            merged.append((K + 0.5, new_anchor(sigma[K][-1], "right")))
             right_epoch = epoch
         for p in range(1, K):
             if len(sigma[p]) >= refine_at and p not in unordered:
                 lower_median = (len(sigma[p]) + 1) // 2
-                merged.append((p + 0.5, new(sigma[p][lower_median - 1], "refine")))
+                merged.append((p + 0.5, new_anchor(sigma[p][lower_median - 1], "refine")))
 
         merged.sort(key=lambda item: item[0])
         return replace(

@@ -30,10 +30,10 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.write_text("{}")
     ```
     """
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+    for abandoned in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > ABANDONED:  # a killed program has left it
-                left.unlink()
+            if time.time() - abandoned.stat().st_mtime > ABANDONED:  # a killed program has left it
+                abandoned.unlink()
     # One of its own: two programs that write at once leave the whole file of one of them.
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -57,12 +57,12 @@ def fingerprint(path: Path) -> list[int | str]:
     """Return size and SHA-256 of a file as a list that JSON can hold. Of a large file, only samples are digested."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         # 64 KiB at each sixteenth and at the end, which tell the weights of two steps apart.
         for start in (*range(0, size, max(size // 16, SAMPLED_BYTES)), max(size - SAMPLED_BYTES, 0)):
             file.seek(start)
-            found.update(file.read(SAMPLED_BYTES))
-        return [size, found.hexdigest()]
+            digest.update(file.read(SAMPLED_BYTES))
+        return [size, digest.hexdigest()]
 
 
 def free_space(folder: str | os.PathLike) -> str:

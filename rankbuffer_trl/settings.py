@@ -64,7 +64,7 @@ def fields_of(cls: Any) -> dict[str, tuple[Any, bool]]:
     if typing.is_typeddict(cls):
         return {name: (hint, name in cls.__required_keys__) for name, hint in hints.items()}
     arguments = inspect.signature(cls).parameters.values()
-    return {each.name: (hints[each.name], each.default is each.empty) for each in arguments}
+    return {argument.name: (hints[argument.name], argument.default is argument.empty) for argument in arguments}
 
 
 def is_finite(value: Any) -> bool:
@@ -191,15 +191,15 @@ def check_arguments(
     known = fields_of(cls)
     arguments = current_names(arguments, known)
     values = {name: value for name, value in defaults.items() if name in known} | arguments
-    for each in arguments:
-        if each not in known:
+    for argument in arguments:
+        if argument not in known:
             has = ", ".join(known) or "none"
-            raise SettingsError(f"{key}: {name} has no argument {each!r}{near(each, known)}; it has {has}")
-    for each, (annotation, needed) in known.items():
-        if each not in values and needed:
-            raise SettingsError(f"{key}: {name} needs a value for {each!r}")
-        if each in values and not (kind := kind_of(annotation)).fits(values[each]):
-            raise SettingsError(f"{key}: {name} needs {kind.words} for {each!r}, got {values[each]!r}")
+            raise SettingsError(f"{key}: {name} has no argument {argument!r}{near(argument, known)}; it has {has}")
+    for argument, (annotation, needed) in known.items():
+        if argument not in values and needed:
+            raise SettingsError(f"{key}: {name} needs a value for {argument!r}")
+        if argument in values and not (kind := kind_of(annotation)).fits(values[argument]):
+            raise SettingsError(f"{key}: {name} needs {kind.words} for {argument!r}, got {values[argument]!r}")
     return values
 
 

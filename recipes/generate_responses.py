@@ -258,8 +258,8 @@ def sample_responses(
     left_out = dict.fromkeys(
         cut_thoughts(samples), f"cut off inside its thinking: raise max_tokens={config.max_tokens}"
     )
-    if cut := sum(sample["cut_off"] for sample in samples.values()):
-        print(f"{cut:,} were cut off at max_tokens, {len(left_out):,} of them inside their thinking and left out")
+    if cut_off := sum(sample["cut_off"] for sample in samples.values()):
+        print(f"{cut_off:,} were cut off at max_tokens, {len(left_out):,} of them inside their thinking and left out")
     if config.format_check is None and (fault := tag_fault(sample["text"] for sample in samples.values())):
         raise SettingsError(
             f"of the responses, {fault}. If that is thinking, start the sampler's server with --reasoning-parser, or"
@@ -267,14 +267,14 @@ def sample_responses(
             " samples are kept"
         )
     read = {name: read_answer(sample["text"], config.format_check or "none").text for name, sample in samples.items()}
-    unread = [name for name, text in read.items() if not text]
-    left_out = dict.fromkeys(unread, f"no answer of the form format_check={config.format_check}") | left_out
+    unmatched = [name for name, text in read.items() if not text]
+    left_out = dict.fromkeys(unmatched, f"no answer of the form format_check={config.format_check}") | left_out
     causes_of = answers.failures | left_out
     texts, failures = {}, {}
     for query_id in rows:
         names = [f"{query_id} {i}" for i in range(config.responses)]
-        whole = [name for name in names if name in samples and name not in left_out]
-        different = list(dict.fromkeys(read[name] for name in whole))  # equal ones have no order
+        usable = [name for name in names if name in samples and name not in left_out]
+        different = list(dict.fromkeys(read[name] for name in usable))  # equal ones have no order
         if len(different) >= config.least_responses:
             texts[query_id] = different
         else:

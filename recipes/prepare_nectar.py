@@ -83,7 +83,7 @@ def main(config: NectarConfig) -> int:
     raws = load_queries(
         config.dataset_name, config.dataset_config, config.dataset_train_split, streaming=config.streaming
     )
-    shown = track(
+    rows = track(
         iterate(raws.shuffle(seed=config.seed) if config.shuffle else raws),
         "reading Nectar",
         total=None if config.streaming else len(raws),
@@ -92,7 +92,7 @@ def main(config: NectarConfig) -> int:
         transient=True,
     )
     # Shuffled rows keep their order.
-    sample = nectar.sample_rows(shown, config.queries or None, None if config.shuffle else config.seed, fault)
+    sample = nectar.sample_rows(rows, config.queries or None, None if config.shuffle else config.seed, fault)
     if not sample.rows:
         raise DataError(f"none of the {sample.read} rows of {config.dataset_name} can be used: {sample.dropped}")
     dropped = ", ".join(f"{count:,} because {reason}" for reason, count in sample.dropped.items())

@@ -27,7 +27,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from rankbuffer_tools.batch.output import write_rows
-from rankbuffer_tools.batch.recipes import find_recipe, given, overlay, read_recipe
+from rankbuffer_tools.batch.recipes import find_recipe, overlay, read_recipe, take_option
 from rankbuffer_tools.paper import RECIPE_FOLDER
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser
@@ -215,10 +215,10 @@ def test_check_backends_refuses_what_is_not_installed(monkeypatch):
 
 def test_given_takes_an_option_out_of_the_command_line():
     words = ["--seed", "-1", "--config", "a.yaml", "--lr=2", "--config=b.yaml", "--configs", "x"]
-    assert given(words, "config") == ("b.yaml", ["--seed", "-1", "--lr=2", "--configs", "x"])
-    assert given(["--method-args", '{"k0": -1}'], "method_args") == ('{"k0": -1}', [])
-    assert given(["--seed", "1", "--config"], "config") == ("", ["--seed", "1"])
-    assert given(words, "method") == (None, words)
+    assert take_option(words, "config") == ("b.yaml", ["--seed", "-1", "--lr=2", "--configs", "x"])
+    assert take_option(["--method-args", '{"k0": -1}'], "method_args") == ('{"k0": -1}', [])
+    assert take_option(["--seed", "1", "--config"], "config") == ("", ["--seed", "1"])
+    assert take_option(words, "method") == (None, words)
 
 
 def test_help_begins_with_our_keys_and_shows_all_on_request(capsys):

@@ -29,9 +29,9 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
             return path
     known = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
     stems = {Path(each).stem: each for each in known}  # of whatever folder
-    what = "other recipe" if without else "recipe"  # a recipe is not its own base
+    kind = "other recipe" if without else "recipe"  # a recipe is not its own base
     raise SettingsError(
-        f"there is no {what} {name!r} in {beside.absolute()}{near(Path(name).stem, stems, stems)}; the recipes of this"
+        f"there is no {kind} {name!r} in {beside.absolute()}{near(Path(name).stem, stems, stems)}; the recipes of this"
         f" package are {', '.join(known)}"
     )
 
@@ -80,13 +80,13 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return {**below, **above}
 
 
-def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
+def take_option(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
     """Return the last value of an option on the command line, and the arguments without this option."""
-    value, rest, words = None, [], iter(arguments)
-    for word in words:
+    value, rest, remaining = None, [], iter(arguments)
+    for word in remaining:
         name, equals, text = word.partition("=")
         if name.replace("-", "_") == f"__{key}":
-            value = text if equals else next(words, "")
+            value = text if equals else next(remaining, "")
         else:
             rest.append(word)
     return value, rest

@@ -18,7 +18,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import RENAMED, near
 
 from .output import beside, write_failures, write_provenance, write_rows
-from .recipes import find_recipe, given, read_recipe
+from .recipes import find_recipe, read_recipe, take_option
 from .server_check import CHARACTERS_PER_TOKEN
 
 Config = TypeVar("Config")
@@ -53,9 +53,9 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
     judge = {each.name for each in fields(config_class) if each.name.startswith("judge_")}  # type: ignore[arg-type]
     if judge:
-        what = "take the settings of the judge from this recipe of a training, such as paper/rankbuffer.yaml"
-        parser.add_argument("--recipe", metavar="RECIPE.yaml", default=SUPPRESS, help=what)
-        if (name := given(sys.argv[1:], "recipe")[0]) is not None:
+        help_text = "take the settings of the judge from this recipe of a training, such as paper/rankbuffer.yaml"
+        parser.add_argument("--recipe", metavar="RECIPE.yaml", default=SUPPRESS, help=help_text)
+        if (name := take_option(sys.argv[1:], "recipe")[0]) is not None:
             recipe = read_recipe(find_recipe(name))  # so that this asks with the guard and decoding of the training
             parser.set_defaults_with_config(**{key: value for key, value in recipe.items() if key in judge})
     try:
@@ -95,8 +95,8 @@ def announce(
 ) -> None:
     """Print what questions, at least and at most, will cost before they are asked."""
     low, high = (f"{n:,}" for n in questions)
-    asked = low if low == high else f"{low} to {high}"
-    line = f"[price] {what}: {asked} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
+    count = low if low == high else f"{low} to {high}"
+    line = f"[price] {what}: {count} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
     totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
     price = endpoint.price(totals)
     print(line if price is None else f"{line}, {price:,.2f} at the prices given")

@@ -165,11 +165,11 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
         [`CheckpointError`]: if the checkpoint is not whole, if `output_dir` has none that is, if it comes from
             elsewhere and is not trusted, or if each push would upload it.
     """
-    wanted = str(plan.args.resume_from_checkpoint)
-    if wanted.lower() in ("none", "false"):
+    resume_from = str(plan.args.resume_from_checkpoint)
+    if resume_from.lower() in ("none", "false"):
         check_budget(plan.args, plan.args.output_dir, None)
         return None, 0
-    path, saved = plan.checkpoints.find(True if wanted.lower() == "true" else wanted)
+    path, saved = plan.checkpoints.find(True if resume_from.lower() == "true" else resume_from)
     check_trusted(path, plan.args.output_dir, plan.args.trust_checkpoint)  # the trainer does so after the preflight
     if plan.args.push_to_hub:
         check_not_uploaded(path, plan.args.output_dir)
@@ -232,10 +232,10 @@ def unchecked(name: str | None, revision: str | None, rows: Iterable[Mapping[str
 def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -> list[str]:
     """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
-    typed = shlex.quote(str(folder))
+    quoted = shlex.quote(str(folder))
     label = re.sub(r"[^\w.+-]", "-", name := Path(folder).name)  # the evaluation takes no other characters
-    model = typed if label == name else f"{label}={typed}"
-    report_line = f"report: rankbuffer-report {typed} --dataset_name {shlex.quote(str(data.dataset_name))}"
+    model = quoted if label == name else f"{label}={quoted}"
+    report_line = f"report: rankbuffer-report {quoted} --dataset_name {shlex.quote(str(data.dataset_name))}"
     if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():  # a SIGTERM before the first step
         return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
@@ -270,11 +270,11 @@ def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> st
         "judge_url": args.judge_url or [],
         "judge_model": [args.judge_model],
     }
-    words = ["rankbuffer-compare"]
+    command = ["rankbuffer-compare"]
     for option, values in options.items():
-        given = [str(value) for value in values if value is not None]
-        words += [f"--{option}", *given] if given else []
-    return shlex.join(words)
+        arguments = [str(value) for value in values if value is not None]
+        command += [f"--{option}", *arguments] if arguments else []
+    return shlex.join(command)
 
 
 def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
@@ -289,12 +289,12 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     template = training_args.chat_template_kwargs or {}
     name, revision = model_args.model_name_or_path, model_args.model_revision
     if training_args.only_checks:
-        more = on_main_process(lambda: unchecked(name, revision, plan.rows, **template))
-        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes, *more])
+        unchecked_lines = on_main_process(lambda: unchecked(name, revision, plan.rows, **template))
+        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes, *unchecked_lines])
     if plan.checkpoint:
         steps = plan.batches.steps
-        left = max(steps - plan.done, 0)
-        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} steps are left"])
+        remaining = max(steps - plan.done, 0)
+        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {remaining} steps are left"])
     if training_args.dry_run:
         say("dry run", [*RunPrice(plan).estimated_cost(), memory_line(training_args, model_args)])
         return
@@ -329,22 +329,22 @@ def launched_for_more() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1" or "ACCELERATE_USE_DEEPSPEED" in os.environ
 
 
-def quickstart(*words: str) -> None:
+def quickstart(*arguments: str) -> None:
     """Train a tiny policy under the embedded judge, and show what it learned: the program without any word.
 
     Raises:
         [`SettingsError`]: if what draws the result is not installed.
     """
-    path, typed = RECIPE_FOLDER / "quickstart" / "run.py", sys.argv
-    program = f"accelerate launch {typed[0]}" if typed[0].endswith(".py") else "rankbuffer-train"
+    path, argv = RECIPE_FOLDER / "quickstart" / "run.py", sys.argv
+    program = f"accelerate launch {argv[0]}" if argv[0].endswith(".py") else "rankbuffer-train"
     print("[quickstart] no recipe is named: a tiny policy learns by ranks on this CPU, in three minutes", flush=True)
-    sys.argv = [str(path), *words]
+    sys.argv = [str(path), *arguments]
     try:
         runpy.run_path(str(path), run_name="__main__")
     except ModuleNotFoundError as error:
         raise SettingsError(f"the quickstart needs {error.name}: pip install 'rankbuffer-trl[tools]'") from error
     finally:
-        sys.argv = typed
+        sys.argv = argv
     print(
         f"[quickstart] your policy, your prompts, your judge: {program} --config beyond/listwise_two.yaml"
         " --model_name_or_path NAME --dataset_name data/my_prompts.jsonl --judge_url URL --judge_model NAME"

@@ -42,10 +42,10 @@ def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
     elif not model.use_peft:  # LoRA leaves the output layer as it is
         parts["the output layer's gradient"] = HEAD * text.vocab_size * text.hidden_size
     listed = " + ".join(f"{gigabytes(size)} of {name}" for name, size in parts.items())
-    more = "" if args.gradient_checkpointing else "; without gradient_checkpointing, activations take many times this"
+    notes = "" if args.gradient_checkpointing else "; without gradient_checkpointing, activations take many times this"
     if args.use_vllm and args.vllm_mode == "colocate":
-        more += f"; vLLM takes {args.vllm_gpu_memory_utilization:g} of the GPU besides"
-    return f"memory of a training GPU: about {gigabytes(sum(parts.values()))} = {listed}{more}"
+        notes += f"; vLLM takes {args.vllm_gpu_memory_utilization:g} of the GPU besides"
+    return f"memory of a training GPU: about {gigabytes(sum(parts.values()))} = {listed}{notes}"
 
 
 def gigabytes(size: float) -> str:

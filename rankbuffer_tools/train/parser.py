@@ -16,7 +16,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
 from rankbuffer_trl.training import RankBufferConfig
 
-from ..batch.recipes import find_recipe, given, overlay, read_recipe
+from ..batch.recipes import find_recipe, overlay, read_recipe, take_option
 from ..batch.script import no_such_key
 
 JUDGE_FIELDS = {field.name for field in fields(BudgetConfig)}
@@ -63,33 +63,33 @@ class RecipeParser(TrlParser):
         Raises:
             [`SettingsError`]: for a recipe or a key that does not exist, or a value that cannot work.
         """
-        name, words = given(sys.argv[1:] if args is None else args, "config")
+        name, arguments = take_option(sys.argv[1:] if args is None else args, "config")
         unknown: list[str] = []
-        if "--help_all" in words:
+        if "--help_all" in arguments:
             print(super().format_help())
             self.exit()
-        if self._trains and name is None and not words:  # else the first message is about a GPU
+        if self._trains and name is None and not arguments:  # else the first message is about a GPU
             raise SettingsError(NO_DATA)
         if name is not None:
             # Another method must not get the arguments of the recipe's.
-            typed = {key: given(words, key)[0] for key in ("method", "method_args")}
+            typed = {key: take_option(arguments, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))
             if not isinstance(environment := recipe.pop("env", None) or {}, dict):
                 raise SettingsError("env must be a mapping of variables to values, such as env: {WANDB_MODE: offline}")
             self._set_environment({str(key): str(value) for key, value in environment.items()})
-            whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
+            merged = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
             # A folder `2026-11-26` is a date to YAML. On the command line it is a text.
             texts = {action.dest for action in self._actions if action.type is str}
-            for key in texts & whole.keys():
-                whole[key] = str(whole[key]) if type(whole[key]) in (int, float, date) else whole[key]
-            without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
+            for key in texts & merged.keys():
+                merged[key] = str(merged[key]) if type(merged[key]) in (int, float, date) else merged[key]
+            without = [key.lstrip("-") for key in self.set_defaults_with_config(**merged)[::2]]
             self.unused = [key for key in without if key in RANKBUFFER_FIELDS]
             unknown = [key for key in without if key not in KEYS]
-        unknown += self.parse_known_args(words)[1]
+        unknown += self.parse_known_args(arguments)[1]
         if unknown:
             self.error(self._no_such_key(unknown[0].lstrip("-").partition("=")[0]))
         try:
-            return self.parse_args_into_dataclasses(words)
+            return self.parse_args_into_dataclasses(arguments)
         except ValueError as error:
             raise SettingsError(" ".join(str(error).split())) from error  # TRL's words may have several lines
 

@@ -67,16 +67,16 @@ class Checkpoints:
             logger.warning(f"skipping {path}, which is not a whole checkpoint: {torn}")
         raise CheckpointError(f"no whole checkpoint in {self.folder} to resume from")
 
-    def find(self, wanted: str | bool | Path) -> tuple[Path, Manifest]:
+    def find(self, resume: str | bool | Path) -> tuple[Path, Manifest]:
         """Return a whole checkpoint and its manifest: that of a path, or the newest one for `True`."""
-        path = self.newest() if wanted is True else Path(str(wanted))
+        path = self.newest() if resume is True else Path(str(resume))
         if torn := self.fault(path):
             raise CheckpointError(f"{path} is not a whole checkpoint: {torn}")
         return path, read_manifest(path)
 
     def resumable(
         self,
-        wanted: str | bool | Path,
+        resume: str | bool | Path,
         differences: Callable[[Manifest], list[str]],
         processes: int,
         with_changes: bool,
@@ -84,7 +84,7 @@ class Checkpoints:
         """Return a checkpoint and its step. Refuse one that is damaged, or of another run unless changes are allowed.
 
         Args:
-            wanted (`str`, `bool` or `Path`):
+            resume (`str`, `bool` or `Path`):
                 As for `find`.
             differences (`Callable[[Manifest], list[str]]`):
                 Names all that this run and the one that was saved do not have in common.
@@ -93,7 +93,7 @@ class Checkpoints:
             with_changes (`bool`):
                 Whether a checkpoint of another run is taken.
         """
-        path, saved = self.find(wanted)
+        path, saved = self.find(resume)
         if hash_file(path / self.file) != saved["store_sha256"]:  # in full: of a large file, `files` has only samples
             raise CheckpointError(
                 f"{path / self.file} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint"
@@ -170,9 +170,9 @@ def set_aside(checkpoint: Path, folder: str) -> None:
 def delete_oldest(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
     """Delete the checkpoints with the lowest steps until `limit` are left. Keep the newest and the best."""
     # The function of transformers would also count and delete folders such as `checkpoint-3-copy`.
-    found = [path for _, path in checkpoints(output_dir)]
-    kept = [path for path in found if path == found[0] or path == Path(best or "")]
-    older = [path for path in found if path not in kept]
+    newest_first = [path for _, path in checkpoints(output_dir)]
+    kept = [path for path in newest_first if path == newest_first[0] or path == Path(best or "")]
+    older = [path for path in newest_first if path not in kept]
     if limit is not None and limit > 0:
         for path in older[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
@@ -252,10 +252,10 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
         sync(changed)
 
 
-def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
+def describe(facts: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
     """Return what `run.json` tells of a run: version, step, processes, what its state tells, and most settings."""
-    known = {"rankbuffer_trl": __version__, "step": step, "processes": args.world_size}
-    return json.loads(json.dumps({**known, **told, "config": publishable(args.to_dict())}, default=str))
+    own_facts = {"rankbuffer_trl": __version__, "step": step, "processes": args.world_size}
+    return json.loads(json.dumps({**own_facts, **facts, "config": publishable(args.to_dict())}, default=str))
 
 
 def publishable(setting: Any) -> Any:

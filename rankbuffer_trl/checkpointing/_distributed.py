@@ -26,19 +26,19 @@ def for_others(error: Exception) -> Exception:
     """Return what the other processes raise when the main process has raised `error`."""
     if isinstance(error, StepLeft):
         return error
-    told = MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
-    told.leaves_step = getattr(error, "leaves_step", False)
-    if told.leaves_step:
+    repeated = MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
+    repeated.leaves_step = getattr(error, "leaves_step", False)
+    if repeated.leaves_step:
         error.add_note(EVERYWHERE)
-    return told
+    return repeated
 
 
 def leaves_step(error: Exception) -> bool:
     """Return whether an error ends a step alone, and every process raises it."""
     # Then they can save together. An error of a user's reward function may be known to its process alone: the others
     # would not come to the saving.
-    known = isinstance(error, MainProcessError | NotFiniteError) or EVERYWHERE in getattr(error, "__notes__", ())
-    return getattr(error, "leaves_step", False) and (known or PartialState().num_processes == 1)
+    on_all = isinstance(error, MainProcessError | NotFiniteError) or EVERYWHERE in getattr(error, "__notes__", ())
+    return getattr(error, "leaves_step", False) and (on_all or PartialState().num_processes == 1)
 
 
 def on_main_process(work: Callable[[], T]) -> T:

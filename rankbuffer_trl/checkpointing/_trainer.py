@@ -165,7 +165,7 @@ class ResumableTrainer(GRPOTrainer):
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step, args = None, 0, self.args
-        found = self._checkpoints or Checkpoints(args.output_dir, self.run_state.file)
+        checkpoints = self._checkpoints or Checkpoints(args.output_dir, self.run_state.file)
         self._checkpoints = None  # for this call; checkpoints may change until the next one
         if args.save_only_model and args.save_strategy != "no":
             logger.warning(
@@ -173,12 +173,12 @@ class ResumableTrainer(GRPOTrainer):
                 " after a SIGTERM"
             )
         if resume:
-            checkpoint = found.newest() if resume is True else Path(resume)
+            checkpoint = checkpoints.newest() if resume is True else Path(resume)
             check_trusted(checkpoint, args.output_dir, self.trust_checkpoint)
             if args.push_to_hub:
                 check_not_uploaded(checkpoint, args.output_dir)
             state, changes = self.run_state, self.resume_with_changes
-            checkpoint, step = found.resumable(checkpoint, state.differences, args.world_size, changes)
+            checkpoint, step = checkpoints.resumable(checkpoint, state.differences, args.world_size, changes)
             if not self.run_state.ends_generation(step):  # a resumed run begins with a generation
                 raise CheckpointError(
                     f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
@@ -186,9 +186,9 @@ class ResumableTrainer(GRPOTrainer):
                 )
         self.run_state.check_start(checkpoint, step)  # before anything is moved: a refused start changes no file
         if checkpoint:
-            found.set_torn_aside()
+            checkpoints.set_torn_aside()
         self.run_state.start(checkpoint / FOLDER if checkpoint else None)
-        found.set_old_aside(step)
+        checkpoints.set_old_aside(step)
         return str(checkpoint) if checkpoint else None
 
     def _run_epoch(self, **kwargs) -> None:
@@ -217,8 +217,8 @@ class ResumableTrainer(GRPOTrainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         # With fp16, the scaler leaves such a step out. DeepSpeed tells the norm of a step that it has taken.
         if norm is not None and not (self.args.fp16 or self.is_deepspeed_enabled or math.isfinite(norm)):
-            said = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
-            raise NotFiniteError(f"{said}, so the step was not taken: lower learning_rate, or set dtype to float32")
+            fault = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
+            raise NotFiniteError(f"{fault}, so the step was not taken: lower learning_rate, or set dtype to float32")
         return norm
 
     def _save_without_step(self) -> None:
@@ -272,8 +272,8 @@ class ResumableTrainer(GRPOTrainer):
             raise CheckpointError(f"cannot write {folder}: {error}") from error
 
     def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
-        told = describe(self.run_state.facts(), self.state.global_step, self.args)
-        write_manifest(folder, told, self.run_state.file, files)
+        facts = describe(self.run_state.facts(), self.state.global_step, self.args)
+        write_manifest(folder, facts, self.run_state.file, files)
 
     def _prepare_push(self) -> None:
         self._save_state(Path(self.args.output_dir), manifest=True)

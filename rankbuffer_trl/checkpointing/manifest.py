@@ -25,14 +25,14 @@ class CheckpointError(RankBufferError):
 def checkpoint_step(path: Path) -> int | None:
     """Return the step in the name of a checkpoint's folder, `None` for any other name."""
     # Longer ones fit no step, and `re.ASCII` refuses other digits.
-    found = re.fullmatch(r"checkpoint-(\d{1,18})", path.name, re.ASCII)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"checkpoint-(\d{1,18})", path.name, re.ASCII)
+    return int(match[1]) if match else None
 
 
 def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
     """Return step and folder of all checkpoints in `output_dir`, newest first."""
-    found = ((checkpoint_step(path), path) for path in Path(output_dir).glob("checkpoint-*") if path.is_dir())
-    return sorted(((step, path) for step, path in found if step is not None), reverse=True)
+    numbered = ((checkpoint_step(path), path) for path in Path(output_dir).glob("checkpoint-*") if path.is_dir())
+    return sorted(((step, path) for step, path in numbered if step is not None), reverse=True)
 
 
 class Manifest(TypedDict):
@@ -66,9 +66,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
         `ValueError`: if the file is missing, damaged, or of another version of this program.
     """
     path = checkpoint / FOLDER / RUN
-    found = read_json_as(path, dict[str, Any])  # first the format, since another one may have other fields
-    if found.get("format") != FORMAT:
-        writer = shown(found.get("rankbuffer_trl"))
+    content = read_json_as(path, dict[str, Any])  # first the format, since another one may have other fields
+    if content.get("format") != FORMAT:
+        writer = shown(content.get("rankbuffer_trl"))
         raise ValueError(f"{RUN} was written by another version of this program ({writer}), in another format")
     run = read_json_as(path, Manifest)
     if not 0 <= run["step"] < 10**18:  # as many digits as the name of a checkpoint may have

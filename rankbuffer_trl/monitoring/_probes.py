@@ -70,15 +70,15 @@ def summary(groups: Sequence[Probed]) -> dict[str, float]:
     `<probe>_with_reward` is Kendall's tau-b of probe and reward in a group: 1 if a larger probe always has the higher
     reward.
     """
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in PROBE_NAMES:
         columns = [[(values[name], reward) for values, reward in group if name in values] for group in groups]
         values = [value for column in columns for value, _ in column]
         # Groups in which one side ties all tell nothing.
         taus = [tau for column in columns if (tau := agreement(column)) is not None]
-        found |= {name: fmean(values)} if values else {}
-        found |= {f"{name}_with_reward": fmean(taus)} if taus else {}
-    return found
+        means |= {name: fmean(values)} if values else {}
+        means |= {f"{name}_with_reward": fmean(taus)} if taus else {}
+    return means
 
 
 def agreement(pairs: Sequence[tuple[float, float | None]]) -> float | None:

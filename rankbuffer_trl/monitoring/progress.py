@@ -163,29 +163,29 @@ def placements(store: Readable, query_id: str | None = None) -> dict[str, list[V
         query_id (`str`, *optional*):
             The query to read alone.
     """
-    found: dict[str, list[Visit]] = {}
+    by_query: dict[str, list[Visit]] = {}
     # One by one: the rows of a long run fill the memory.
     for id in history.query_ids(store) if query_id is None else [query_id]:
         anchors = history.initial_anchors(store, query_id=id).get(id, [])
         versions = {version.step: version.anchors for version in history.buffers(store, query_id=id)}
-        visits = found[id] = []
+        visits = by_query[id] = []
         for group in history.groups(store, query_id=id):
             # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
-            known = anchors if len(anchors) == group.k else []
+            among = anchors if len(anchors) == group.k else []
             positions = group.positions.values()
             # Each id stands in many visits.
-            above = {intern(anchor): sum(position > k for position in positions) for k, anchor in enumerate(known)}
+            above = {intern(anchor): sum(position > k for position in positions) for k, anchor in enumerate(among)}
             visits.append(Visit(id, group.step, group.epoch, above, len(positions)))
             if (version := versions.get(group.step)) is not None:
                 anchors = [anchor.id for anchor in version]
-    return found
+    return by_query
 
 
-def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparison]:
+def since_last_visit(visits: Mapping[str, Sequence[Visit]]) -> dict[int, Comparison]:
     """Compare the visits of each epoch with the previous visits of the same queries, by epoch of the later visit."""
     pairs = defaultdict(list)
-    for each in found.values():
-        for earlier, later in pairwise(each):  # one step alone: odds ratios of several must not be multiplied
+    for of_query in visits.values():
+        for earlier, later in pairwise(of_query):  # one step alone: odds ratios of several must not be multiplied
             pairs[later.epoch].append((earlier, later))
     return {epoch: compare_visits(pairs[epoch]) for epoch in sorted(pairs)}
 
@@ -230,7 +230,7 @@ def newest_window(store: Readable, window: OpenWindow, least: int = WINDOW) -> C
     ):
         return None
     newest = [placements(store, query_id)[query_id][-2:] for query_id in window.query_ids]
-    pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
+    pairs = [(visits[0], visits[1]) for visits in newest if len(visits) == 2]
     return compare_visits(pairs) if pairs else None
 
 
@@ -238,10 +238,10 @@ def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]
     """Cut (step, item) pairs into windows of whole steps with at least `least` items, each by its last step."""
     windows: list[tuple[int, list[T]]] = []
     for step, group in groupby(sorted(items, key=itemgetter(0)), key=itemgetter(0)):
-        here = [item for _, item in group]
+        window = [item for _, item in group]
         if windows and len(windows[-1][1]) < least:  # so the last window may have fewer
-            here = windows.pop()[1] + here
-        windows.append((step, here))
+            window = windows.pop()[1] + window
+        windows.append((step, window))
     return windows
 
 
@@ -291,7 +291,7 @@ def result_of(path: Path, name: str, kind: type[Kept], store: BufferStore) -> Ke
     if not file.exists():
         return None
     try:
-        found = read_json_as(file, kind)
+        result = read_json_as(file, kind)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
-    return found if found.run == history.run_id(store) else None  # a new run in the folder has had no duels
+    return result if result.run == history.run_id(store) else None  # a new run in the folder has had no duels

@@ -45,14 +45,14 @@ class ArenaRL(RewardMethod):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         ids = [rollout.id for rollout in group.answered]
-        heard: list[dict[int, float]] = []  # the scores of each match, where a judgment succeeded
+        match_scores: list[dict[int, float]] = []  # the scores of each match, where a judgment succeeded
 
         def mean(i: int) -> float:
-            scores = [match[i] for match in heard if i in match]
+            scores = [match[i] for match in match_scores if i in match]
             return fmean(scores) if scores else -1.0  # below every score
 
         # "compares each sampled rollout against that seed"
-        heard += (await self._play(group, opening(ids), judge)).values()
+        match_scores += (await self._play(group, opening(ids), judge)).values()
         seeded = sorted(ids, key=mean, reverse=True)
 
         # "then runs a seeded single-elimination tournament"
@@ -61,7 +61,7 @@ class ArenaRL(RewardMethod):
         while len(bracket) > 1:
             pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
             results = await self._play(group, [pair for pair in pairs if BYE not in pair], judge)
-            heard += results.values()
+            match_scores += results.values()
             winners = [pick_winner(pair, results.get(pair, {}), seeded) for pair in pairs]
             out.append([i for i in bracket if i not in winners and i != BYE])
             bracket = winners

@@ -109,8 +109,8 @@ class RewardMethod(Protocol):
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """Return how many questions a group costs at least and at most. `first`: the query has no buffer yet."""
         # A guess by simulation, for methods that know no better. It asks equal questions more than once.
-        asked = [visit.calls for visit in self._visits(group, first)]
-        return min(asked), max(asked)
+        counts = [visit.calls for visit in self._visits(group, first)]
+        return min(counts), max(counts)
 
     def most_shown(self, G: int) -> int:
         """Return how many responses one prompt about a group of `G` can show, anchors and references included.
@@ -193,17 +193,17 @@ def find_method(name: str) -> type[Any]:
             f"the reward method {name!r} was removed, since two lists train as well with fewer judge tokens: set"
             " `method` to listwise, or go on with commit e122f1a, the last one that has it"
         )
-    found, cause = None, "no dataclass has that name"
+    method, cause = None, "no dataclass has that name"
     try:
-        found = load_path(name if "." in name else f"{homes().get(name, __package__)}.METHOD")
+        method = load_path(name if "." in name else f"{homes().get(name, __package__)}.METHOD")
     except LookupError as error:
         cause = str(error)
-    if isinstance(found, type) and is_dataclass(found):
-        return found
-    known = method_names()
+    if isinstance(method, type) and is_dataclass(method):
+        return method
+    names = method_names()
     raise SettingsError(
-        f"there is no reward method {name!r}{near(name, known) or f' ({cause})'}: set `method` to one of"
-        f" {', '.join(known)}, or to the dotted path of a dataclass"
+        f"there is no reward method {name!r}{near(name, names) or f' ({cause})'}: set `method` to one of"
+        f" {', '.join(names)}, or to the dotted path of a dataclass"
     )
 
 

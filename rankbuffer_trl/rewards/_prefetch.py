@@ -81,12 +81,12 @@ async def early_questions(
     return without(if_empty, without(if_empty, if_answered))
 
 
-def without(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
-    """Return `questions` without those of `others`."""
-    left, rest = list(others), []
+def without(questions: Iterable[Question], removed: Iterable[Question]) -> list[Question]:
+    """Return `questions` without those of `removed`."""
+    excluded, rest = list(removed), []
     for question in questions:
-        if question in left:
-            left.remove(question)  # one of them: a question that comes twice has to be left out twice
+        if question in excluded:
+            excluded.remove(question)  # one of them: a question that comes twice has to be left out twice
         else:
             rest.append(question)
     return rest

@@ -153,8 +153,8 @@ class BufferStore:
         key = (group.query.id, group.step)
         before = score.before.anchors if score.before else ()
         after = score.after.anchors if score.after else ()
-        known = {anchor.id for anchor in before}
-        kept = {anchor.id for anchor in after}
+        ids_before = {anchor.id for anchor in before}
+        ids_after = {anchor.id for anchor in after}
         # Also those that this visit removes, because reports place its rollouts among them.
         initial = [(group.query.id, a.id, group.step, a.text) for a in (*before, *after) if a.source == "initial"]
         answered = [(group.query.id, f"{group.step}-{r.id}", group.step, r.text) for r in group.answered]
@@ -176,8 +176,8 @@ class BufferStore:
                 json.dumps(score.positions),
                 json.dumps(score.order),
                 json.dumps(score.rewards),
-                json.dumps([(a.id, a.source) for a in after if a.id not in known]),
-                json.dumps([(a.id, a.source) for a in before if a.id not in kept]),
+                json.dumps([(a.id, a.source) for a in after if a.id not in ids_before]),
+                json.dumps([(a.id, a.source) for a in before if a.id not in ids_after]),
             ),
         )
 
@@ -233,11 +233,11 @@ class BufferStore:
         if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
-        kept = next(name for name in names if not name.exists())
+        path = next(name for name in names if not name.exists())
         self._db.close()
         try:
-            self.path.rename(kept)
-            logger.warning("%s holds an earlier run; it is kept as %s, and this run begins anew", self.path, kept.name)
+            self.path.rename(path)
+            logger.warning("%s holds an earlier run; it is kept as %s, and this run begins anew", self.path, path.name)
         finally:  # a store that cannot be moved is still the run's
             self._open_to_write()
 

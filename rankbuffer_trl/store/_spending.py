@@ -53,9 +53,9 @@ class Spending:
         content = self.path.read_bytes() if self.path.is_file() else b""
         if not content:  # made by a run that was killed in that moment
             return Usage()
-        if not (found := LINE.fullmatch(content)):
+        if not (match := LINE.fullmatch(content)):
             raise StoreError(f"{self.path} is damaged: delete it, and the run counts the calls of its ledger alone")
-        return Usage(*map(int, found.groups()))
+        return Usage(*map(int, match.groups()))
 
     def add(self, tokens: Usage) -> None:
         """Add the tokens of a reply."""
@@ -66,9 +66,9 @@ class Spending:
             if self._file is None:  # here and not at the start, so that reading a store makes no file
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             # Another store of this process may have added to it.
-            found = LINE.fullmatch(os.pread(self._file, 200, 0))
-            known = Usage(*map(max, self._recorded, map(int, found.groups()))) if found else self._recorded
-            self._recorded, self._ledger = known + tokens, self._ledger + tokens
+            match = LINE.fullmatch(os.pread(self._file, 200, 0))
+            recorded = Usage(*map(max, self._recorded, map(int, match.groups()))) if match else self._recorded
+            self._recorded, self._ledger = recorded + tokens, self._ledger + tokens
             counts = " ".join(f"{count:020d}" for count in self._recorded)
             os.pwrite(self._file, f"{self._run} {counts}\n".encode(), 0)  # from here on, a kill does not lose them
 

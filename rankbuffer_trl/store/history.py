@@ -173,13 +173,13 @@ def count_groups(store: Readable) -> int:
 
 def initial_anchors(store: Readable, **equal: Any) -> dict[str, list[str]]:
     """Return the ids of the first anchors of each query from worst to best; `equal` names the value of a column."""
-    found: dict[str, dict[int, str]] = {}
+    by_query: dict[str, dict[int, str]] = {}
     for query_id, id in _select(store, "query_id, id", "responses", "query_id", equal):
         if id.startswith("initial-"):
             with damage(store.path, "responses", {"query_id": query_id}):
                 # By number, since initial-10 sorts before initial-2 as a text.
-                found.setdefault(query_id, {})[initial_number(id)] = id
-    return {query_id: [ids[number] for number in sorted(ids)] for query_id, ids in found.items()}
+                by_query.setdefault(query_id, {})[initial_number(id)] = id
+    return {query_id: [ids[number] for number in sorted(ids)] for query_id, ids in by_query.items()}
 
 
 def answers_by_step(store: Readable) -> dict[int, int]:
@@ -210,8 +210,8 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
 def has_calls(store: Readable, kind: str, since: int = 0) -> bool:
     """Return whether the judge's ledger has a call of this kind that training made, since a step."""
     where = "step >= ? AND phase = 'train' AND kind = ?"
-    ((found,),) = store.rows(f"SELECT EXISTS (SELECT 1 FROM calls WHERE {where})", (since, kind))
-    return bool(found)
+    ((exists,),) = store.rows(f"SELECT EXISTS (SELECT 1 FROM calls WHERE {where})", (since, kind))
+    return bool(exists)
 
 
 def initial_number(id: str) -> int:
@@ -227,16 +227,16 @@ def _decoded(
     store: Readable, kind: Callable[..., T], columns: str, table: str, order: str, equal: dict[str, Any]
 ) -> list[T]:
     """Return rows as a class, whose fields are the columns in their order."""
-    types = {name: each for name, (each, _) in fields_of(kind).items()}  # in the order of the columns
-    found = []
+    types = {name: annotation for name, (annotation, _) in fields_of(kind).items()}  # in the order of the columns
+    decoded = []
     for values in _select(store, columns, table, order, equal):
         row = dict(zip(types, values, strict=True))
         with damage(store.path, table, equal | row):
             for name, value in row.items():
                 if isinstance(value, str) and types[name] is not str:  # a field with parts is stored as JSON
                     row[name] = parse_json(value, at=name)
-            found.append(decode(row, kind))
-    return found
+            decoded.append(decode(row, kind))
+    return decoded
 
 
 @contextmanager

@@ -118,8 +118,8 @@ class Batches:
         mend = (
             "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
         )
-        said = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
-        return [f"{said}.{more}" if (more := args.other_processes) else said]
+        warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
+        return [f"{warning}.{more}" if (more := args.other_processes) else warning]
 
     def long_warmup(self) -> list[str]:
         """Say in a line that the run ends before the learning rate has its value, if so."""

@@ -57,39 +57,39 @@ def load_function(item: Any) -> tuple[Callable, float]:
 def with_inf_for_nan(function: Callable) -> Callable:
     """Return the reward function, which gives inf for NaN: TRL makes NaN of `None`, and leaves such a rollout out."""
 
-    def told(values: Iterable) -> list:
+    def replaced(values: Iterable) -> list:
         return [value if value == value else inf for value in values]
 
     async def later(**columns: Any) -> list:
-        return told(await function(**columns))
+        return replaced(await function(**columns))
 
     waits = iscoroutinefunction(function) or iscoroutinefunction(function.__call__)  # type: ignore[operator]
-    return wraps(function)(later if waits else lambda **columns: told(function(**columns)))
+    return wraps(function)(later if waits else lambda **columns: replaced(function(**columns)))
 
 
 def not_finite(name: str, row: int, value: float) -> str:
     """Say in a line which reward function gave infinity or NaN, and for which rollout."""
-    what = "inf or NaN" if value == inf else f"{value:g}"
-    return f"the reward function {name} gave {what} for rollout {row}: return a finite number, or None to leave it out"
+    text = "inf or NaN" if value == inf else f"{value:g}"
+    return f"the reward function {name} gave {text} for rollout {row}: return a finite number, or None to leave it out"
 
 
 def numbered(names: Sequence[str]) -> list[str]:
     """Return names that all differ."""
     # TRL logs a function by its name, so the second one of a name gets `_2`, or the next free number.
-    given: list[str] = []
+    unique: list[str] = []
     for name in names:
-        others = (f"{name}_{n}" for n in count(2))
-        given.append(next(each for each in chain([name], others) if each not in given))
-    return given
+        suffixed = (f"{name}_{n}" for n in count(2))
+        unique.append(next(candidate for candidate in chain([name], suffixed) if candidate not in unique))
+    return unique
 
 
 def check_function_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
     """Refuse a reward function that cannot take what it is passed, or needs a column that `of` has not."""
     for function in functions:
         try:
-            known = signature(function)
+            parameters = signature(function)
             # TRL would find it after the judge was paid for a step.
-            known.bind(**dict.fromkeys((*GIVEN, *columns, *known.parameters.keys() & {"environments"})))
+            parameters.bind(**dict.fromkeys((*GIVEN, *columns, *parameters.parameters.keys() & {"environments"})))
         except (TypeError, ValueError) as error:
             raise SettingsError(
                 f"reward_functions: {getattr(function, '__name__', function)} does not take what TRL passes ({error}):"

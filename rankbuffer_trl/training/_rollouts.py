@@ -154,8 +154,8 @@ class SeparateRollouts:
             "max_tokens": max_tokens,
             "logprobs": logprobs,
         }
-        more = generation_kwargs or {}
-        if features is not None or INDIVISIBLE & more.keys():
+        arguments = generation_kwargs or {}
+        if features is not None or INDIVISIBLE & arguments.keys():
             return self._client.generate(
                 prompts,
                 features,
@@ -172,7 +172,7 @@ class SeparateRollouts:
             "return_tokens_as_token_ids": True,
             "n": 1,
             **sampling,
-            **more,
+            **arguments,
         }
         seed = payload.get("seed")
         payloads = [
@@ -199,14 +199,14 @@ class SeparateRollouts:
     async def _generate(self, payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
             async with asyncio.timeout(self._timeout), asyncio.TaskGroup() as tasks:
-                sent = [tasks.create_task(self._rollout(row, payload)) for row, payload in enumerate(payloads)]
+                pending = [tasks.create_task(self._rollout(row, payload)) for row, payload in enumerate(payloads)]
         except TimeoutError:
-            came = sum(not task.cancelled() for task in sent)
-            cause = f"{came} of {len(sent)} rollouts came within rollout_timeout={self._timeout:g} s"
+            arrived = sum(not task.cancelled() for task in pending)
+            cause = f"{arrived} of {len(pending)} rollouts came within rollout_timeout={self._timeout:g} s"
             raise self._fault(cause) from None
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from None
-        return [task.result() for task in sent]
+        return [task.result() for task in pending]
 
     async def _rollout(self, row: int, payload: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -88,9 +88,9 @@ class Listwise(RewardMethod):
         orders = self._orders(group)
         # One that failed is left out.
         passes = [order for order in await ask_passes(group, orders, judge, kind=PASS) if order is not None]
-        asked = {i for order in orders for i in order}
+        listed = {i for order in orders for i in order}
         # A rollout that is alone in its list is asked nothing.
-        passes += [(rollout.id,) for rollout in group.answered if rollout.id not in asked]
+        passes += [(rollout.id,) for rollout in group.answered if rollout.id not in listed]
         if self.rerank_disputed and passes:
             # A block that is the whole group may have been shown in these orders already. This happens with two.
             blocks = disputed(passes)

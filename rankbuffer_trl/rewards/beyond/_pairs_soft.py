@@ -53,18 +53,18 @@ class PairsSoft(PlaysMatches):
         matches = self.matches(group)
         readings = await judge.ask_all(match.question for match in matches)
         odds: Any = {m.shown: r.log_odds("A", "B") for m, r in zip(matches, readings, strict=True) if r is not None}
-        found = fit_place(odds) if self._once(group) else mean_leads(odds)
-        strengths = {rollout.id: found.get(rollout.id) for rollout in group.answered}
+        strength_of = fit_place(odds) if self._once(group) else mean_leads(odds)
+        strengths = {rollout.id: strength_of.get(rollout.id) for rollout in group.answered}
         rewards = reward_ranks(group, strengths) if self.reward == "rank" else spread_out(strengths)
         return score_by_reward(group, rewards)
 
     def matches(self, group: RolloutGroup) -> list[Match]:
         answered = {rollout.id: rollout.text for rollout in group.answered}
         once = self._once(group)
-        shown = seats(shuffle(answered, 0, group)) if once else permutations(answered, 2)
+        pairs = seats(shuffle(answered, 0, group)) if once else permutations(answered, 2)
         return [
             Match((a, b), replace(pairwise_question(group.query, answered[a], answered[b], tie=False), soft=True))
-            for a, b in shown
+            for a, b in pairs
         ]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:

@@ -143,21 +143,21 @@ def expected_ranks(orders: Sequence[Sequence[T]]) -> dict[T, float]:
     ```
     """
     above, known = _above(orders)
-    met = {i: [(j, above[i, j], above[j, i]) for j in known if above[i, j] or above[j, i]] for i in known}
+    opponents = {i: [(j, above[i, j], above[j, i]) for j in known if above[i, j] or above[j, i]] for i in known}
     strength, moved = dict.fromkeys(known, 1.0), 1.0
     # The iteration is that of Newman 2023 (arXiv:2207.00076).
     while moved > CONVERGED:
         moved = 0.0
         for i in known:
-            old = strength[i]
+            previous = strength[i]
             # As if it had also won and lost once against one of strength 1: so a candidate that won everything has a
             # strength, and candidates that no chain of orders compares have one scale.
-            won = lost = 1 / (old + 1)
-            for j, wins, losses in met[i]:
-                won += wins * strength[j] / (old + strength[j])
-                lost += losses / (old + strength[j])
+            won = lost = 1 / (previous + 1)
+            for j, wins, losses in opponents[i]:
+                won += wins * strength[j] / (previous + strength[j])
+                lost += losses / (previous + strength[j])
             strength[i] = won / lost
-            moved = max(moved, abs(strength[i] / old - 1))
+            moved = max(moved, abs(strength[i] / previous - 1))
     chances = {i: [strength[i] / (strength[i] + strength[j]) for j in known if j != i] for i in known}
     return {i: round(sum(each), 6) for i, each in chances.items()}  # rounded, so that equal ranks compare equal
 

@@ -41,10 +41,10 @@ class RankBufferSoft(RankBuffer):
             replace(insertion_question(group.query, anchors, rollout.text, self.anchor_content), soft=True)
             for rollout in group.answered
         )
-        heard = {r.id: reading for r, reading in zip(group.answered, readings, strict=True) if reading is not None}
+        readable = {r.id: reading for r, reading in zip(group.answered, readings, strict=True) if reading is not None}
         # The order; the intervals are those that the judge said, see above.
-        means = {i: reading.mean for i, reading in heard.items()}
-        positions = {i: reading.value for i, reading in heard.items()}
+        means = {i: reading.mean for i, reading in readable.items()}
+        positions = {i: reading.value for i, reading in readable.items()}
         rising = sorted(means, key=means.__getitem__)
         intervals = range(len(buffer) + 1)
         sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
