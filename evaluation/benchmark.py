@@ -56,7 +56,7 @@ class BenchmarkScores:
     def minus(self, other: "BenchmarkScores", metric: str) -> Interval:
         """Return how much higher a metric is than that of another model, over the prompts of both."""
         shared = self.rows[metric].keys() & other.rows[metric].keys()
-        mine, theirs = (each.among(shared) if each.among else each.rows for each in (self, other))
+        mine, theirs = (scores.among(shared) if scores.among else scores.rows for scores in (self, other))
         return paired_difference(theirs[metric], mine[metric])
 
 

@@ -72,7 +72,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
         # A benchmark that is named twice counts once.
-        names = [each.name for each in {*map(find_benchmark, self.benchmarks)}]
+        names = [benchmark.name for benchmark in {*map(find_benchmark, self.benchmarks)}]
         if len(names) > len({*names}):
             raise SettingsError(f"benchmarks has two classes of one name, and each names a folder: {sorted(names)}")
         check_at_least(self, limit=1)

@@ -36,9 +36,9 @@ def find_benchmark(name: str) -> Any:
     try:
         benchmark = load_path(name)
     except LookupError as error:
-        known = ", ".join(BENCHMARKS)
+        names = ", ".join(BENCHMARKS)
         raise SettingsError(
-            f"benchmarks: there is no {name!r} ({error}): name some of {known}, or the dotted path of a class"
+            f"benchmarks: there is no {name!r} ({error}): name some of {names}, or the dotted path of a class"
         ) from error
     if (
         missing := [member for member in BENCHMARK_MEMBERS if not hasattr(benchmark, member)]

@@ -101,13 +101,13 @@ class EvaluationReport:
                     ("benchmark", "metric", "difference of", "", "prompts"),
                     [
                         (
-                            self.titles[each.benchmark],
-                            each.metric,
-                            f"{each.second} - {each.first}",
-                            format_interval(each.difference, sign=True),
-                            str(each.difference.n),
+                            self.titles[comparison.benchmark],
+                            comparison.metric,
+                            f"{comparison.second} - {comparison.first}",
+                            format_interval(comparison.difference, sign=True),
+                            str(comparison.difference.n),
                         )
-                        for each in comparisons
+                        for comparison in comparisons
                     ],
                 ),
             ]
@@ -211,7 +211,7 @@ def format_score(value: float | str) -> str:
 def without_nan(value: Any) -> Any:
     """Return `value` with `None` in place of NaN."""
     if isinstance(value, Mapping):
-        return {key: without_nan(each) for key, each in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_nan(each) for each in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -193,7 +193,7 @@ def reader(verdict: Verdict) -> Callable[[str], bool]:
     rules: Rules = {}
     for line in text.splitlines():
         name, _, right = line.partition(" ::= ")
-        rules[name] = [tuple(SYMBOL.findall(each)) for each in right.split(" | ")]
+        rules[name] = [tuple(SYMBOL.findall(option)) for option in right.split(" | ")]
     return lambda answer: begins(answer, rules["root"][0], rules)
 
 

@@ -50,6 +50,6 @@ def number(printed: float | str | None) -> float | None:
 
 def average(scores: Mapping[str, float | None]) -> float | None:
     """Return the mean of the four scores, the paper's `Avg.`, or `None` if one of them is missing or NaN."""
-    found = [value for name in PAPER_BENCHMARKS if (value := scores.get(name)) is not None and not math.isnan(value)]
+    values = [value for name in PAPER_BENCHMARKS if (value := scores.get(name)) is not None and not math.isnan(value)]
     # A mean of fewer would not be the paper's.
-    return sum(found) / len(PAPER_BENCHMARKS) if len(found) == len(PAPER_BENCHMARKS) else None
+    return sum(values) / len(PAPER_BENCHMARKS) if len(values) == len(PAPER_BENCHMARKS) else None

@@ -41,9 +41,9 @@ NEWEST = 2000  # reads that a correction is made from, so that it fits into memo
 MIN_READS = 6  # reads without which there is no correction
 
 
-def features_of(text: str, rubrics: Sequence[Rubric], **more: float) -> dict[str, float]:
+def features_of(text: str, rubrics: Sequence[Rubric], **extra: float) -> dict[str, float]:
     """Return the features of an answer: its words, its probes, and further ones."""
-    return dict.fromkeys((WORD_IS + word for word in WORD.findall(text.lower())), 1.0) | probe(text, rubrics) | more
+    return dict.fromkeys((WORD_IS + word for word in WORD.findall(text.lower())), 1.0) | probe(text, rubrics) | extra
 
 
 def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:

@@ -51,7 +51,7 @@ class Query:
         return cls(
             id=row["query_id"],
             prompt=row["prompt"],
-            rubrics=tuple(Rubric(each["text"], each["weight"]) for each in row.get("rubrics") or ()),
+            rubrics=tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
             responses=tuple(row.get("responses") or ()),
         )
 

@@ -166,7 +166,7 @@ def near(name: str, known: Iterable[str], called: Mapping[str, str] = MappingPro
 
     `called` has the names that are shown as others.
     """
-    alike = [called.get(each, each) for each in get_close_matches(name, [*known])]
+    alike = [called.get(match, match) for match in get_close_matches(name, [*known])]
     return f" (did you mean {' or '.join(alike)}?)" if alike else ""
 
 

@@ -71,7 +71,7 @@ def truth(prompt: str) -> str:
         most = int(re.findall(r"through (\d+)", instruction)[0])
         return json.dumps({kind: min(most, RUBRICS[first_rubric(prompt)](quality(RESPONSE_LINES.findall(body)[-1])))})
     if kind == "scores":
-        return json.dumps({kind: [min(each, 10) for each in blocks.values()]})
+        return json.dumps({kind: [min(number, 10) for number in blocks.values()]})
     if kind == "winner":
         level = "tie" if '"tie"' in instruction else "A"  # without a tie, the first of two equal ones is better
         first, second = (blocks.get(name, -1) for name in "AB")  # an empty response is worse than any other
@@ -185,11 +185,11 @@ def check_questions(played: Played, method: RewardMethod, plays_empty: bool = Fa
     `plays_empty` allows questions about rollouts without an answer.
     """
     group, first = played.group, played.score.before is None
-    asked = [text for each in played.questions for pairs in each.responses.values() for _, text in pairs]
+    asked = [text for question in played.questions for pairs in question.responses.values() for _, text in pairs]
     assert plays_empty or "" not in asked, "a rollout without an answer was shown"
     least, most = method.calls(group, first)
     assert least <= len(played.calls) <= most, f"{len(played.calls)} questions; `calls` says {least} to {most}"
-    shown = max((sum(map(len, each.responses.values())) for each in played.questions), default=0)
+    shown = max((sum(map(len, question.responses.values())) for question in played.questions), default=0)
     most_shown = method.most_shown(len(group.rollouts))
     assert shown <= most_shown, f"a prompt shows {shown} responses; `most_shown` says {most_shown}"
 

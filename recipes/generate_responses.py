@@ -197,7 +197,7 @@ def put_in_order(
         [`JudgeError`]: if scores were asked for, and the judge's server gives no probabilities.
     """
     log = beside(check_output(config.output_file), "orders.jsonl")
-    scores = {name: each for q in queries for name, each in score_questions(q, texts[q.id]).items()}
+    scores = {name: question for q in queries for name, question in score_questions(q, texts[q.id]).items()}
     failed: list[Call] = []
     if scores and config.order_by != "list":
         first = dict([next(iter(scores.items()))])  # one question tells whether the server gives probabilities

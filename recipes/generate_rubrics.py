@@ -129,13 +129,13 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
         row["rubrics"] = answers.values.get(row["query_id"])
     endpoint = config.endpoint
     print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(endpoint, answers.totals)}")
-    made = {
+    rubrics = {
         "model": config.judge_model or config.judge_client,
         **request,
         **endpoint.request,
         "cost": answers.totals.as_dict(),
     }
-    return answers.failures, made
+    return answers.failures, rubrics
 
 
 if __name__ == "__main__":

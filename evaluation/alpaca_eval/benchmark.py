@@ -80,8 +80,8 @@ class AlpacaEval:
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict) or "output" not in row or not isinstance(row.get("instruction"), str):
                 raise OutputError(f"{path}: row {number} must have `instruction` (text) and `output`")
-        found = [(self.ids.get(row["instruction"], row["instruction"][:80]), row["output"]) for row in rows]
-        return check_outputs(list(self.ids.values()), found, path)
+        outputs = [(self.ids.get(row["instruction"], row["instruction"][:80]), row["output"]) for row in rows]
+        return check_outputs(list(self.ids.values()), outputs, path)
 
     def chats(
         self, outputs: Mapping[str, str], read: Callable[..., float | None] = read_preference
@@ -186,7 +186,7 @@ def read_template(path: Path) -> list[tuple[str, str]]:
     Raises:
         [`AssetError`]: if the file holds no messages.
     """
-    found = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", path.read_text(encoding="utf-8"), re.DOTALL)
-    if not found:
+    turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", path.read_text(encoding="utf-8"), re.DOTALL)
+    if not turns:
         raise AssetError(f"{path} holds no ChatML messages; it is not AlpacaEval's prompt")
-    return [(role, text.strip()) for role, text in found]
+    return [(role, text.strip()) for role, text in turns]

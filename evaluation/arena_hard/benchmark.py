@@ -43,7 +43,7 @@ class ArenaHard:
         self.categories = list(seen)
         # System prompt and baseline differ by category.
         self.settings = {category: settings[category] for category in self.categories}
-        names = list(dict.fromkeys(each["baseline"] for each in self.settings.values()))
+        names = list(dict.fromkeys(setting["baseline"] for setting in self.settings.values()))
         assets.check(self.name, names)
         self.baselines = {name: read_answer_file(assets.path(self.name, name)) for name in names}
 
@@ -135,12 +135,12 @@ class ArenaHard:
 
     def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
-        found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
-        if len(found) != 1:  # each judge has a folder, and a score is of one judge
+        files = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
+        if len(files) != 1:  # each judge has a folder, and a score is of one judge
             raise OutputError(
-                f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
+                f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(files)}"
             )
-        return score_judgments(found[0], {uid: question["category"] for uid, question in self.questions.items()})
+        return score_judgments(files[0], {uid: question["category"] for uid, question in self.questions.items()})
 
 
 def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], need_label: bool = False) -> dict:

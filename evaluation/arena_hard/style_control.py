@@ -32,28 +32,28 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
         [`AssetError`]: if a script fails, or the run has no judgments.
     """
     checkout = assets.path("arena_hard", "show_result").parent
-    found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
-    if len(found) != 1:
+    files = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
+    if len(files) != 1:
         raise AssetError(
-            f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
+            f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(files)}"
         )
-    with TemporaryDirectory() as place:
-        there = official_layout(Path(place) / "official", checkout)
-        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
-        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE_LABEL / found[0].name, rows)
-        plain = there / "plain"
+    with TemporaryDirectory() as folder_name:
+        layout = official_layout(Path(folder_name) / "official", checkout)
+        rows = [row for row in read_jsonl(files[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
+        write_jsonl(layout / "data" / BENCH / "model_judgment" / JUDGE_LABEL / files[0].name, rows)
+        plain = layout / "plain"
         plain.mkdir()
         for name in {row["baseline"] for row in rows}:
             (plain / f"{name}.jsonl").write_bytes(assets.path("arena_hard", name).read_bytes())
-        (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
-        answers = there / "data" / BENCH / "model_answer"
+        (plain / files[0].name).write_bytes((folder / "model_answer" / files[0].name).read_bytes())
+        answers = layout / "data" / BENCH / "model_answer"
         script = assets.path("arena_hard", "add_markdown_info")
         # It adds the `metadata` that style control reads.
-        run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
+        run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=layout, stubs=stubs)
         printed = []
         for category in dict.fromkeys(row["category"] for row in rows):
             arguments = ("-j", JUDGE_LABEL, "-c", category, "-f", "markdown", "length")
-            printed.append(run_official(there / "show_result.py", *arguments, cwd=there, stubs=stubs))
+            printed.append(run_official(layout / "show_result.py", *arguments, cwd=layout, stubs=stubs))
         return "\n".join(printed)
 
 

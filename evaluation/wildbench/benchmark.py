@@ -145,8 +145,8 @@ class WildBench:
         """See [`Benchmark`]."""
         failures = read_failed_judgments(folder)
 
-        def rows_of(path: Path, asked: str) -> list[dict[str, Any]]:
-            dropped = {key.partition("/")[2] for key in failures if key.partition("/")[0] == asked}
+        def rows_of(path: Path, kind: str) -> list[dict[str, Any]]:
+            dropped = {key.partition("/")[2] for key in failures if key.partition("/")[0] == kind}
             return read_rows(path, set(self.conversations), dropped)
 
         groups = {session: conversation.groups for session, conversation in self.conversations.items()}

@@ -201,9 +201,9 @@ def score_wildbench(
         "ratings dropped": conversations - len(scored),
         "responses that are empty or cut": sum(not row.whole for row in scored.values()),
     }
-    for reference, each in rewards.items():
-        counts[f"pairs dropped: {reference}"] = conversations - len(each)
-        counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in each.values())
+    for reference, rows in rewards.items():
+        counts[f"pairs dropped: {reference}"] = conversations - len(rows)
+        counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in rows.values())
 
     # A weight in a task macro depends on the group's other rows.
     def among(sessions: Collection[str]) -> dict[str, Rows]:
@@ -231,9 +231,9 @@ def metric_rows(scored: Mapping[str, Judged], rewards: Mapping[str, Mapping[str,
     rows = {"WB-Score (task macro)": score_rows(macro_rows(scored)), "WB-Score": score_rows(plain_rows(scored))}
     rows |= {f"WB-Score: {group}": score_rows(group_rows(scored, group)) for group in GROUPS}
     if rewards:
-        rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(each) for each in rewards.values()]))
-        rows["WB-Reward"] = percent_rows(together([plain_rows(each) for each in rewards.values()]))
-        rows |= {f"WB-Reward: {reference}": percent_rows(plain_rows(each)) for reference, each in rewards.items()}
+        rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(judged) for judged in rewards.values()]))
+        rows["WB-Reward"] = percent_rows(together([plain_rows(judged) for judged in rewards.values()]))
+        rows |= {f"WB-Reward: {reference}": percent_rows(plain_rows(judged)) for reference, judged in rewards.items()}
     return rows
 
 

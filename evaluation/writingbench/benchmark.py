@@ -58,8 +58,8 @@ class WritingBench:
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
         """See [`Benchmark`]."""
         path = outputs_path(folder, model)
-        found = ((index_of(row), row.get("response")) for row in read_jsonl(path, BROUGHT))
-        return check_outputs(list(self.queries), found, path)
+        outputs = ((index_of(row), row.get("response")) for row in read_jsonl(path, BROUGHT))
+        return check_outputs(list(self.queries), outputs, path)
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
         """Return the chats by `index/criterion`."""

@@ -85,7 +85,7 @@ def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], fail
     """Return all metrics and counts of a model. `failed` judgments have no answer."""
     rows = {"Overall": overall(scores)}
     rows |= {domain: of_domain(scores, domain, domains) for domain in dict.fromkeys(domains.values())}
-    spread = Counter(score for each in scores.values() for score in each.values())
+    spread = Counter(score for criteria in scores.values() for score in criteria.values())
     return BenchmarkScores(
         headline="Overall",
         rows=rows,

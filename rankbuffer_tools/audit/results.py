@@ -137,7 +137,7 @@ class Audit:
             "train_with": self.train_with,
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
             "put_back": [dict(zip(("samples", "place", "given"), move, strict=True)) for move in self.moves],
-            "rankings": [asdict(each) for each in self.rankings],
+            "rankings": [asdict(ranking) for ranking in self.rankings],
         }
 
 

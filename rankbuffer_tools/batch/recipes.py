@@ -27,12 +27,12 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
     for path in (beside / name, RECIPE_FOLDER / name, RECIPE_FOLDER.parent / name):
         if path.is_file() and path.resolve() not in without:
             return path
-    known = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
-    stems = {Path(each).stem: each for each in known}  # of whatever folder
+    names = sorted(path.relative_to(RECIPE_FOLDER).as_posix() for path in RECIPE_FOLDER.rglob("*.yaml"))
+    stems = {Path(path_text).stem: path_text for path_text in names}  # of whatever folder
     kind = "other recipe" if without else "recipe"  # a recipe is not its own base
     raise SettingsError(
         f"there is no {kind} {name!r} in {beside.absolute()}{near(Path(name).stem, stems, stems)}; the recipes of this"
-        f" package are {', '.join(known)}"
+        f" package are {', '.join(names)}"
     )
 
 

@@ -51,7 +51,7 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
     """
     parser = parser_class((config_class,), allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
-    judge = {each.name for each in fields(config_class) if each.name.startswith("judge_")}  # type: ignore[arg-type]
+    judge = {item.name for item in fields(config_class) if item.name.startswith("judge_")}  # type: ignore[arg-type]
     if judge:
         help_text = "take the settings of the judge from this recipe of a training, such as paper/rankbuffer.yaml"
         parser.add_argument("--recipe", metavar="RECIPE.yaml", default=SUPPRESS, help=help_text)

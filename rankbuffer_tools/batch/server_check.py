@@ -106,7 +106,7 @@ async def check_server(client: "OpenAIClient") -> int | None:
             f" does {client.role}_url name it?"
         ) from error
     if model not in models:  # routers, aliases and deployments serve what they do not list
-        near = ", ".join(repr(each[:80]) for each in get_close_matches(model, models, n=3, cutoff=0))
+        near = ", ".join(repr(name[:80]) for name in get_close_matches(model, models, n=3, cutoff=0))
         listed = (
             f"which is not in its list of {len(models):,} ({f'the nearest are {near}' if near else 'it is empty'})"
         )

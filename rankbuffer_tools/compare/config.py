@@ -126,9 +126,9 @@ class CompareParser(TrlParser):
         return super().set_defaults_with_config(**config)
 
     def parse_args_into_dataclasses(self, args: Iterable[str] | None = None, **others: Any) -> tuple:
-        known, _ = self.parse_known_args(args)
-        if known.run_dir:
-            super().set_defaults_with_config(**{**inherited(known), **self.given})
+        arguments, _ = self.parse_known_args(args)
+        if arguments.run_dir:
+            super().set_defaults_with_config(**{**inherited(arguments), **self.given})
         return super().parse_args_into_dataclasses(args, **others)
 
 
@@ -145,6 +145,6 @@ def inherited(arguments: Namespace) -> dict[str, Any]:
     found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
     mine, theirs = arguments.judge_model or arguments.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part
-        found |= {each.name: run[each.name] for each in fields(JudgeConfig) if each.name in run}
+        found |= {item.name: run[item.name] for item in fields(JudgeConfig) if item.name in run}
         found["probabilities"] = str(manifest.get("method")).endswith("_soft")  # as its training read the judge
     return found

@@ -89,10 +89,10 @@ def check(arguments: argparse.Namespace) -> None:
     )
     tokens = TokenCounter(arguments.tokenizer)
     faults = list_faults(arguments.file, arguments.split)
-    shown = list(islice(faults, MAX_FAULTS))
-    if shown:
-        print(*shown, sep="\n")
-        count = len(shown) + sum(1 for _ in faults)
+    listed = list(islice(faults, MAX_FAULTS))
+    if listed:
+        print(*listed, sep="\n")
+        count = len(listed) + sum(1 for _ in faults)
         above = f" The first {MAX_FAULTS} are listed above." if count > MAX_FAULTS else ""
         raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
     dataset = load_queries(arguments.file, split=arguments.split)
@@ -109,9 +109,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 def method_of(arguments: argparse.Namespace) -> RewardMethod:
     """Return the reward method that `check` estimates for."""
-    known = {field.name for field in fields(find_method(arguments.method))}
+    names = {field.name for field in fields(find_method(arguments.method))}
     # Not every method has anchors.
-    return load_method(arguments.method, {"k0": arguments.k0} if "k0" in known else {}, seed=0)
+    return load_method(arguments.method, {"k0": arguments.k0} if "k0" in names else {}, seed=0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -81,10 +81,10 @@ def order_by_scores(
     means = {name: reading.mean for name, reading in readings.items()}
     names = {query_id: [f"{query_id}/score {i}" for i in range(len(of))] for query_id, of in texts.items()}
     # No order if a score is not known.
-    known = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
-    tell = {query_id: of for query_id, of in known.items() if len(set(of)) > 1}
-    if 2 * len(tell) > len(known):  # else the judge tells no responses apart
-        tell = known
+    scored = {query_id: [means[name] for name in of] for query_id, of in names.items() if means.keys() >= set(of)}
+    tell = {query_id: of for query_id, of in scored.items() if len(set(of)) > 1}
+    if 2 * len(tell) > len(scored):  # else the judge tells no responses apart
+        tell = scored
     tied = sum(a == b for of in tell.values() for a, b in combinations(of, 2))
     return {query_id: sorted(range(len(of)), key=of.__getitem__) for query_id, of in tell.items()}, tied
 

@@ -54,8 +54,8 @@ def read_rubrics(answer: str, cut_off: bool = False) -> list[dict[str, Any]]:
     Text around the JSON object is skipped: a code fence, a sentence, a thinking block. Everything else is a
     [`VerdictError`] that the model is told. So is a draft in an answer that was cut off, see [`read_object`].
     """
-    found, _ = read_object(answer, ["rubrics"], cut_off)
-    rubrics = found["rubrics"]
+    answered, _ = read_object(answer, ["rubrics"], cut_off)
+    rubrics = answered["rubrics"]
     if not isinstance(rubrics, list) or not MIN_RUBRICS <= len(rubrics) <= MAX_RUBRICS:
         count = len(rubrics) if isinstance(rubrics, list) else type(rubrics).__name__
         raise VerdictError(f"`rubrics` must be a list of {MIN_RUBRICS} to {MAX_RUBRICS} rubrics, not {count}")

@@ -95,7 +95,7 @@ def window(table: Sequence[TableRow]) -> int:
 def column(table: Sequence[TableRow], name: str) -> list[float]:
     """Return one column to draw: means of windows of rows if these are more than `POINTS`."""
     size, values = window(table), [row[name] for row in table]
-    windows = ([each for each in values[i : i + size] if each is not None] for i in range(0, len(values), size))
+    windows = ([value for value in values[i : i + size] if value is not None] for i in range(0, len(values), size))
     # NaN leaves a gap in a line.
     return [fmean(known) if len(known) > 1 else known[0] if known else float("nan") for known in windows]
 
@@ -126,8 +126,8 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tu
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(CHART_INCHES, height), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
-    for each in axes:
-        each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    for axis in axes:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     return figure, axes
 
 

@@ -183,29 +183,29 @@ def composition_chart(table: Sequence[TableRow]) -> Chart:
     epochs = sorted({row["epoch"] for row in table})
     last = len(epochs) - 1
     # Evenly spread, with the first and the last.
-    shown = sorted({epochs[round(i * last / (PANELS - 1))] for i in range(PANELS)})
-    columns = min(len(shown), 3)
-    rows = -(-len(shown) // columns)
+    epochs_shown = sorted({epochs[round(i * last / (PANELS - 1))] for i in range(PANELS)})
+    columns = min(len(epochs_shown), 3)
+    rows = -(-len(epochs_shown) // columns)
     figure, axes = panels(rows, columns, sharex=True, sharey=True)
-    for each, epoch in zip(axes, shown, strict=False):
+    for axis, epoch in zip(axes, epochs_shown, strict=False):
         bins = [row for row in table if row["epoch"] == epoch]
         low = [0.0] * len(bins)
         for source in present(table):
             shares = [row[source] / row["anchors"] if row["anchors"] else 0.0 for row in bins]
             middles = [(row["from"] + row["to"]) / 2 for row in bins]
-            each.bar(middles, shares, bottom=low, width=9.4, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source])
+            axis.bar(middles, shares, bottom=low, width=9.4, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source])
             low = [a + b for a, b in zip(low, shares, strict=True)]
-        each.set_title(f"epoch {epoch}", fontsize=9)
-        each.set(xlim=(0, 100), ylim=(0, 1), xticks=[0, 50, 100])
-        each.yaxis.set_major_formatter(PercentFormatter(1))
-    for spare in axes[len(shown) :]:
+        axis.set_title(f"epoch {epoch}", fontsize=9)
+        axis.set(xlim=(0, 100), ylim=(0, 1), xticks=[0, 50, 100])
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    for spare in axes[len(epochs_shown) :]:
         spare.set_visible(False)
     # A label of the whole figure would lie under the legend.
     axes[(rows - 1) * columns].set_xlabel("rank: 0 worst, 100 best", loc="left")
     legend(axes[0])
     caption = "Share of each source among the anchors in each tenth of the scale, at the end of an epoch."
-    if len(shown) < len(epochs):
-        caption += f" Shown are {len(shown)} of {len(epochs)} epochs. The CSV file has all of them."
+    if len(epochs_shown) < len(epochs):
+        caption += f" Shown are {len(epochs_shown)} of {len(epochs)} epochs. The CSV file has all of them."
     return Chart("composition", "Buffers: sources along the quality scale", caption, figure, table)
 
 
@@ -271,9 +271,9 @@ def log_chart(table: Sequence[TableRow]) -> Chart:
     """Draw what the trainer logged of the policy up to the newest checkpoint."""
     names = [name for name in table[0] if name != "step"]
     figure, axes = panels(len(names), height=1.1 * len(names) + 0.4, sharex=True)
-    for each, name in zip(axes, names, strict=True):
-        each.plot(column(table, "step"), column(table, name), color=BLUE)
-        each.set_title(name, fontsize=9, loc="left")
+    for axis, name in zip(axes, names, strict=True):
+        axis.plot(column(table, "step"), column(table, name), color=BLUE)
+        axis.set_title(name, fontsize=9, loc="left")
     axes[-1].set_xlabel("training step")
     return Chart(
         "log",
@@ -311,12 +311,12 @@ def smoothing(steps: int) -> int:
 def efficiency_chart(runs: Mapping[str, Sequence[TableRow]], label: str) -> Chart:
     """Draw score against judge tokens and calls, one line per run (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
-    for each, (key, unit) in zip(axes, COSTS, strict=True):
+    for axis, (key, unit) in zip(axes, COSTS, strict=True):
         for number, (run, table) in enumerate(runs.items()):
             costs, scores = column(table, key), column(table, "quality")
-            each.plot(costs, scores, color=run_colour(number))
-            each.plot(costs[-1:], scores[-1:], "o", color=run_colour(number), label=plain(run))
-        _cost_axis(each, unit)
+            axis.plot(costs, scores, color=run_colour(number))
+            axis.plot(costs[-1:], scores[-1:], "o", color=run_colour(number), label=plain(run))
+        _cost_axis(axis, unit)
     axes[0].set_ylabel(label)
     legend(axes[0], columns=3)
     caption = "Up and to the left is better. Each line is one run, from its first step to its last."
@@ -327,13 +327,13 @@ def score_chart(ours: Sequence[TableRow], theirs: Sequence[TableRow]) -> Chart:
     """Draw average scores against judging cost, ours and the paper's (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
     colours = {method: run_colour(i) for i, method in enumerate(dict.fromkeys(row["method"] for row in ours))}
-    for each, (key, unit) in zip(axes, COSTS, strict=True):
+    for axis, (key, unit) in zip(axes, COSTS, strict=True):
         for row in theirs:
             colour = colours.get(row["method"], GREY)
-            each.plot(row[key], row["average"], "o", color=colour, markerfacecolor="none", label="the paper's")
+            axis.plot(row[key], row["average"], "o", color=colour, markerfacecolor="none", label="the paper's")
         for row in ours:
-            each.plot(row[key], row["average"], "o", color=colours[row["method"]], label=plain(row["method"]))
-        _cost_axis(each, unit)
+            axis.plot(row[key], row["average"], "o", color=colours[row["method"]], label=plain(row["method"]))
+        _cost_axis(axis, unit)
     axes[0].set_ylabel("average of the four benchmarks")
     legend(axes[0], columns=3)
     caption = "Up and to the left is better. Open circles are the paper's, in the colour of the same method."
@@ -350,11 +350,11 @@ def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], 
     """Draw the normalised advantages of each run at one step (figure "Advantages at step 191")."""
     figure, axes = panels(len(advantages), height=0.8 + 1.0 * len(advantages), sharex=True, sharey=True)
     runs = {run: advantage_bins(groups) for run, groups in advantages.items()}
-    for number, (each, run) in enumerate(zip(axes, advantages, strict=True)):
+    for number, (axis, run) in enumerate(zip(axes, advantages, strict=True)):
         bins = runs[run]
-        each.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * BIN_WIDTH, color=run_colour(number))
-        each.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
-        each.yaxis.set_major_formatter(PercentFormatter(1))
+        axis.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * BIN_WIDTH, color=run_colour(number))
+        axis.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
     axes[-1].set_xlabel("normalised advantage")
     figure.supylabel("share of rollouts", fontsize=9, color=INK)
     caption = f"Advantages from the method's reward, without the format reward, in bins of {BIN_WIDTH:g}."
@@ -364,10 +364,10 @@ def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], 
 def gain_chart(table: Sequence[TableRow]) -> Chart:
     """Draw how often the judge prefers new responses to those of the previous visit, with intervals."""
     figure, (axes,) = panels()
-    shown = [row for row in table if row["probability"] is not None]
-    steps, middle = column(shown, "step"), column(shown, "probability")
-    below = [p - low for p, low in zip(middle, column(shown, "low"), strict=True)]
-    over = [high - p for p, high in zip(middle, column(shown, "high"), strict=True)]
+    rows = [row for row in table if row["probability"] is not None]
+    steps, middle = column(rows, "step"), column(rows, "probability")
+    below = [p - low for p, low in zip(middle, column(rows, "low"), strict=True)]
+    over = [high - p for p, high in zip(middle, column(rows, "high"), strict=True)]
     axes.axhline(0.5, color=GREY, linewidth=1)
     axes.errorbar(steps, middle, yerr=[below, over], color=BLUE, marker="o", markersize=4, linewidth=1.2, capsize=2)
     axes.set(xlabel="training step", ylabel="preferred to the last visit's", ylim=(0, 1))
@@ -376,7 +376,7 @@ def gain_chart(table: Sequence[TableRow]) -> Chart:
         "How often the judge prefers a response to one of the same query's previous visit. 50 % is no change. This is"
         " estimated from the places of both among shared anchors. The bars are 95 % intervals over queries."
     )
-    if hidden := len(table) - len(shown):
+    if hidden := len(table) - len(rows):
         caption += f" {hidden} of {len(table)} windows are not shown: the anchors do not reach the policy there."
     return Chart("gains", "Progress: against the previous visit", caption, figure, table)
 

@@ -97,18 +97,18 @@ def write_report(
         steps = {run.name: history.steps(run.store) for run in runs}
         step = chosen_step(step, steps)
         # The slider has as many steps as a curve has points.
-        drawn_steps = {step}.union(*(each[-POINTS:] for each in steps.values()))
+        drawn_steps = {step}.union(*(numbers[-POINTS:] for numbers in steps.values()))
         signals = {run.name: tables.advantages(run.store, drawn_steps.intersection(steps[run.name])) for run in runs}
         output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
         comparison = comparison_charts(runs, quality if all(map(judged_by_rubrics, runs)) else None, table)
-        fixed = advantage_chart({name: each[step] for name, each in signals.items()}, step)
+        fixed = advantage_chart({name: numbers[step] for name, numbers in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]
         if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
             curve = [chart for chart in comparison if chart.name == "quality"]
             comparison = [chart for chart in comparison if chart not in curve]
             sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
-        advantages = advantage_data(signals, any({*each} - drawn_steps for each in steps.values()))
+        advantages = advantage_data(signals, any({*numbers} - drawn_steps for numbers in steps.values()))
         page = render(sections, comparison, advantages, step, made)
         save(output / "index.html", page.encode("utf-8"))
     if table:
@@ -144,11 +144,11 @@ def check_queries(run: Run, queries: QueryTable) -> None:
 
 def chosen_step(step: int | None, steps: dict[str, list[int]]) -> int:
     """Return the wanted step, or the last one that all runs have."""
-    shared = set.intersection(*(set(each) for each in steps.values()))
+    shared = set.intersection(*(set(numbers) for numbers in steps.values()))
     if step is None and shared:
         step = max(shared)
     if step is None or step not in shared:
-        available = ", ".join(f"{name} {each[0]} to {each[-1]}" for name, each in steps.items())
+        available = ", ".join(f"{name} {numbers[0]} to {numbers[-1]}" for name, numbers in steps.items())
         problem = "the runs have no step in common" if step is None else f"step {step} is not in every run"
         raise SettingsError(f"{problem}: {available}")
     return step

@@ -234,9 +234,9 @@ def probe_table(
     for step in rest[:: max(1, -(-len(rest) // PROBED))]:  # evenly spread, since probes take most of a report's time
         probed = []
         for group in history.groups(store, step=step):
-            answers, asked = history.responses(store, group.query_id, step=step), rubrics(group.query_id)
+            answers, weighted = history.responses(store, group.query_id, step=step), rubrics(group.query_id)
             rewards = {f"{step}-{i}": reward for i, reward in enumerate(group.rewards)}
-            probed.append([(probe(each.text, asked), rewards.get(each.id)) for each in answers if not each.initial])
+            probed.append([(probe(each.text, weighted), rewards.get(each.id)) for each in answers if not each.initial])
         if row := summary(probed):  # a step may have no answer
             by_step[step] = row
     names = [name for name in names if any(name in row for row in by_step.values())]

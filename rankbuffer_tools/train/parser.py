@@ -104,8 +104,8 @@ class RecipeParser(TrlParser):
 
     def _no_such_key(self, key: str) -> str:
         # Of this program, not of all.
-        known = [field.name for group in self.dataclass_types for field in fields(group)]
-        return no_such_key(key, known)
+        names = [field.name for group in self.dataclass_types for field in fields(group)]
+        return no_such_key(key, names)
 
     def error(self, message: str):
         """Raise a [`SettingsError`]."""

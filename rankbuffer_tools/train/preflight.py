@@ -120,7 +120,7 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
     """Ask the first question of all. Return the calls, and a line for each server whose probabilities were read."""
     clients = servers_of(judge) if question.soft else []  # each server for itself, since its probabilities are read
     judges = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
-    answers = [await each.first_question(question, timeout) for each in judges]
+    answers = [await one_judge.first_question(question, timeout) for one_judge in judges]
     readings = [reading for reading, _ in answers] if clients else []
     lines = [probabilities(client, reading) for client, reading in zip(clients, readings, strict=True)]
     return [call for _, call in answers], lines

@@ -215,8 +215,8 @@ class RunPrice:
             lines.append("for the money, add judge_prompt_price and judge_completion_price, of a million tokens")
         if not self.written:
             queries = [self.plan.queries[id] for id in self.plan.queries.ids]
-            asked = [each for query in queries for each in score_questions(query, [""] * MADE).values()]
-            low = estimate_tokens(asked, args.judge_guard)[0]
+            questions = [question for query in queries for question in score_questions(query, [""] * MADE).values()]
+            low = estimate_tokens(questions, args.judge_guard)[0]
             high = low + 2 * MADE * len(queries) * args.max_completion_length  # scored, and shown for the rubrics
             lines.append(
                 f"{MADE} responses to each prompt would narrow that range: `data` of the launch scripts makes them,"

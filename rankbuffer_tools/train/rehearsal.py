@@ -18,9 +18,9 @@ from rankbuffer_trl.rewards import RewardMethod
 class RecordingJudge(Judge):
     """The embedded judge. It keeps the questions that it is asked."""
 
-    def __init__(self, asked: list[Question]):
+    def __init__(self, questions: list[Question]):
         super().__init__(RubricJudge(), max_attempts=1)
-        self.asked = asked
+        self.asked = questions
 
     async def ask_with_cost(self, question: Any) -> tuple[Any | None, Call]:
         """See [`Judge.ask_with_cost`]."""

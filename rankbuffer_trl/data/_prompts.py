@@ -60,8 +60,8 @@ def pattern_of(prompt: Messages) -> tuple:
     """Return what a template may decide by."""
     return tuple(
         # Each message's role, thoughts and further keys.
-        (each["role"], CLOSED in each["content"], *((key, value is None) for key, value in each.items()))
-        for each in prompt
+        (message["role"], CLOSED in message["content"], *((key, value is None) for key, value in message.items()))
+        for message in prompt
     )
 
 

@@ -125,7 +125,7 @@ def load_queries(
             raise
         cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
         if path.is_dir() and "save_to_disk" not in cause:  # its files may not belong together
-            files = sorted(str(each) for each in path.iterdir() if each.suffix in FILE_BUILDERS)
+            files = sorted(str(file) for file in path.iterdir() if file.suffix in FILE_BUILDERS)
             raise DataError(
                 f"the data set {path} is a folder that cannot be read as a whole: name one file of it"
                 f" ({', '.join(files[:5]) or 'it has no .jsonl, .json or .parquet file'}), or a folder that has only"
@@ -194,9 +194,9 @@ class QueryTable:
 
     def written(self, query_id: str) -> tuple[str, ...]:
         """Return the responses that the data set has for a query."""
-        found = self._written[self._row[query_id]]["responses"] if self._written else None
+        responses = self._written[self._row[query_id]]["responses"] if self._written else None
         # The rows were not checked for them.
-        return tuple(text for text in found if not text_fault(text)) if isinstance(found, list) else ()
+        return tuple(text for text in responses if not text_fault(text)) if isinstance(responses, list) else ()
 
     @property
     def prompts(self) -> Dataset:

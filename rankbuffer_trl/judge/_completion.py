@@ -177,7 +177,7 @@ def words_of(error: Any) -> str:
         return words_of(inner)
     behind = error.get("metadata")
     texts = [*(first_of(error.get(name)) for name in WORDS), behind.get("raw") if isinstance(behind, dict) else None]
-    return ": ".join(filter(None, (each if isinstance(each, str) else words_of(each) for each in texts)))
+    return ": ".join(filter(None, (text if isinstance(text, str) else words_of(text) for text in texts)))
 
 
 def first_of(body: Any) -> Any:

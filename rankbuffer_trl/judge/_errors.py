@@ -68,14 +68,14 @@ def masked(message: str, key: str) -> str:
     known, length, hidden = parts(key), min(ECHOED, len(key)), set[int]()
     for texts in (list(message), PERCENT.findall(message) if "%" in message else []):
         starts = list(accumulate(map(len, texts), initial=0))
-        meant = "".join(each if len(each) == 1 else chr(int(each[1:], 16)) for each in texts)
-        lower = meant.replace("\u0130", "i").lower()  # the only letter that becomes two
+        decoded = "".join(part if len(part) == 1 else chr(int(part[1:], 16)) for part in texts)
+        lower = decoded.replace("\u0130", "i").lower()  # the only letter that becomes two
         for i in range(len(lower) - length + 1):
             if lower[i : i + length] in known:
                 hidden.update(range(starts[i], starts[i + length]))
     if not hidden:
         return message
-    pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
+    pieces = (part if i not in hidden else "[key]" * (i - 1 not in hidden) for i, part in enumerate(message))
     return "".join(pieces)
 
 
@@ -96,7 +96,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     # They harm a terminal, a log or the store.
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def first_leaf(errors: BaseExceptionGroup) -> BaseException:

@@ -130,7 +130,7 @@ class Totals:
         return cls(*(sum(column) for column in zip(*rows, strict=True))) if rows else cls()
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def tokens(self) -> int:

@@ -59,13 +59,13 @@ class Reading(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, in types that JSON has."""
         # A key of JSON is a text, and 1 is not "1".
-        return self._asdict() | {"chances": {json.dumps(each): chance for each, chance in self.chances.items()}}
+        return self._asdict() | {"chances": {json.dumps(value): chance for value, chance in self.chances.items()}}
 
     @classmethod
     def of(cls, row: Any) -> "Reading":
         """Read what [`Reading.as_dict`] returned, or raise `ValueError`."""
-        found = decode(row, cls)
-        return found._replace(chances={parse_json(each): chance for each, chance in found.chances.items()})
+        reading = decode(row, cls)
+        return reading._replace(chances={parse_json(text): chance for text, chance in reading.chances.items()})
 
 
 def lead(forth: Reading, back: Reading) -> float:
@@ -83,7 +83,7 @@ def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
     values = schema.get("enum")
     if more or values is None:
         raise ValueError(f"a verdict of lists has no alternatives with probabilities: {', '.join(verdict.properties)}")
-    return key, {json.dumps(each): each for each in values}
+    return key, {json.dumps(value): value for value in values}
 
 
 def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
@@ -170,7 +170,7 @@ def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
         raise fault
     counts, spelled = Counter(values), alternatives(verdict)[1].values()
     # One answer in all is spread over the alternatives (the prior of Perks), so that none has the probability 0.
-    chances = {each: (counts[each] + 1 / len(spelled)) / (len(values) + 1) for each in spelled}
+    chances = {value: (counts[value] + 1 / len(spelled)) / (len(values) + 1) for value in spelled}
     return Reading(counts.most_common(1)[0][0], chances, 1 - len(values) / len(samples), 0.0)
 
 
@@ -179,8 +179,8 @@ def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
     head = re.search(rf'"{key}"\s*:\s*', text)
     rest = text[head.end() :] if head else ""
     return [
-        each
-        for json_text, each in spelled.items()
+        value
+        for json_text, value in spelled.items()
         if json_text.startswith(rest)
         or (rest.startswith(json_text) and re.match(r"\s*([,}]|$)", rest.removeprefix(json_text)))
     ]
@@ -191,7 +191,7 @@ def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
     try:
         tokens = []
         for place in logprobs["content"]:
-            listed = [(str(each["token"]), float(each["logprob"])) for each in place["top_logprobs"]]
+            listed = [(str(entry["token"]), float(entry["logprob"])) for entry in place["top_logprobs"]]
             token = str(place["token"])
             if token not in dict(listed):  # a server may list the likeliest ones only, and have sampled another
                 listed.append((token, float(place["logprob"])))

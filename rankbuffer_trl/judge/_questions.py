@@ -91,8 +91,8 @@ class Question:
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
         """Return the request fields that impose the verdict, see [`constrain`]."""
-        more = {"logprobs": True, "top_logprobs": LISTED} if self.soft else {}
-        return constrain(self.verdict, decoding, free_tokens) | more
+        logprob_fields = {"logprobs": True, "top_logprobs": LISTED} if self.soft else {}
+        return constrain(self.verdict, decoding, free_tokens) | logprob_fields
 
     def read(self, answer: str, cut_off: bool = False) -> Any:
         """Return the verdict in `answer`, or raise [`VerdictError`]."""

@@ -169,10 +169,10 @@ def rubric_score(response: str, rubrics: list[tuple[int, str]]) -> float:
     """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]."""
     if not response.strip():
         return 0.0
-    met = [(weight, meets(response, rubric)) for weight, rubric in rubrics]
+    shares = [(weight, meets(response, rubric)) for weight, rubric in rubrics]
     # A negative weight names a fault.
-    earned = sum(weight * share if weight > 0 else -weight * (1 - share) for weight, share in met)
-    return earned / sum(abs(weight) for weight, _ in met)
+    earned = sum(weight * share if weight > 0 else -weight * (1 - share) for weight, share in shares)
+    return earned / sum(abs(weight) for weight, _ in shares)
 
 
 def meets(response: str, rubric: str) -> float:

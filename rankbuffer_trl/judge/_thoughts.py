@@ -51,8 +51,8 @@ def tag_fault(answers: Iterable[str]) -> str | None:
     if len(tagged) <= len(found) / 2:
         return None
     first = tagged[0] if len(tagged[0]) <= 50 else f"{tagged[0][:25]}...{tagged[0][-22:]}"
-    said = "begin with a tag that closes later, or go on after the end of their turn, such as"
-    return f"{len(tagged)} of {len(found)} {said} {first!r}"
+    what = "begin with a tag that closes later, or go on after the end of their turn, such as"
+    return f"{len(tagged)} of {len(found)} {what} {first!r}"
 
 
 def in_thought(text: str) -> bool:

@@ -32,7 +32,7 @@ class Turns:
         self._debt = 0  # slots that are in use and not free afterwards
         self._late = self._answers = self._rounds = 0  # the first two of this round; the rounds in time since a change
         self._too_many, self._needed, self._grown = most, 1, False
-        self._said = -math.inf
+        self._logged_at = -math.inf
 
     async def __aenter__(self) -> None:
         await self._slots.acquire()
@@ -83,7 +83,7 @@ class Turns:
         self.now = max(1, before // 2)
         self._debt += before - self.now
         self._late = self._answers = self._rounds = 0
-        if time.monotonic() >= self._said + LINE_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() >= self._logged_at + LINE_SECONDS:
+            self._logged_at = time.monotonic()
             text = "%s does not answer %d requests at once in time: at most %d are in flight now, more again later"
             logger.warning(text, self.name, before, self.now)

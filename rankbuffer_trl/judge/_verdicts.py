@@ -205,15 +205,15 @@ def permutation_grammar(ids: tuple[int, ...]) -> str:
     """Return an EBNF of `{"order": [...]}` over all permutations of `ids`: one rule per set of ids left."""
     lines = [rf'root ::= "{{\"order\": [" {rule_of(range(len(ids)))} "]}}"']
     for n in range(len(ids), 1, -1):
-        for left in combinations(range(len(ids)), n):
-            rest = (f'"{ids[place]}, " {rule_of(each for each in left if each != place)}' for place in left)
-            lines.append(f"{rule_of(left)} ::= {' | '.join(rest)}")
+        for remaining in combinations(range(len(ids)), n):
+            rest = (f'"{ids[place]}, " {rule_of(each for each in remaining if each != place)}' for place in remaining)
+            lines.append(f"{rule_of(remaining)} ::= {' | '.join(rest)}")
     return "\n".join(lines + [f'{rule_of([place])} ::= "{i}"' for place, i in enumerate(ids)])
 
 
-def rule_of(left: Iterable[int]) -> str:
-    """Return the name of the rule of the ids at the places `left`."""
-    return f"r{sum(1 << place for place in left)}"  # a long name would double the grammar
+def rule_of(remaining: Iterable[int]) -> str:
+    """Return the name of the rule of the ids at the places `remaining`."""
+    return f"r{sum(1 << place for place in remaining)}"  # a long name would double the grammar
 
 
 def either(values: Iterable[int | str]) -> str:

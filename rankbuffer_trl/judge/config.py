@@ -89,7 +89,7 @@ class ServersConfig:
         check_own_fields(self, ServersConfig)
         self.judge_request = request = parse_object("judge_request", self.judge_request)
         self.judge_headers = headers = parse_object("judge_headers", self.judge_headers)
-        alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "headers", "role"}
+        alike = {item.name for item in fields(Endpoint)} - {"urls", "request", "headers", "role"}
         values = {name: getattr(self, f"judge_{name}") for name in alike}
         # What the judge's clients and prices are made from. Without servers it holds the prices alone.
         self.endpoint = Endpoint(tuple(self.judge_url or ()), request=request or {}, headers=headers or {}, **values)

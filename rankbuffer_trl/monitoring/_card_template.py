@@ -54,4 +54,4 @@ def cell(text: str) -> Markdown:
 
 def printable_line(value: Any) -> str:
     # A line break would begin a heading, or a key of the card's head.
-    return " ".join("".join(each if each.isprintable() else " " for each in str(value)).split())
+    return " ".join("".join(character if character.isprintable() else " " for character in str(value)).split())

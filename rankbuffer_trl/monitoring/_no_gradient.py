@@ -56,15 +56,15 @@ class GradientMonitor:
         self.G = G
         self.beta = beta  # the weight of the distance to the reference policy, a gradient of its own
         self._generations = 0
-        self._said: set[str] = set()  # each cause is said once
+        self._warned: set[str] = set()  # each cause is said once
 
     def check(self, pulls: Sequence[Pull], unscored: bool) -> str | None:
         """Check the next generation. Return what to warn of, if anything."""
         cause = no_gradient(pulls, self.G, unscored)
         self._generations = self._generations + 1 if cause else 0
-        if cause is None or self._generations < TIED_GENERATIONS or cause in self._said:
+        if cause is None or self._generations < TIED_GENERATIONS or cause in self._warned:
             return None
-        self._said.add(cause)
+        self._warned.add(cause)
         # Beta acts on the tokens that count, and there are none.
         beta = BETA if self.beta and cause != "masked" else ""
         return (

@@ -30,9 +30,9 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     of the rubrics that the answer has.
     """
     # A negative weight names what an answer should not have.
-    wanted = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
+    rubric_stems = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
     # Rubrics without English words have no stems, and no such probe.
-    shares = {"rubric_words": len(wanted & stems_of(text)) / len(wanted)} if wanted else {}
+    shares = {"rubric_words": len(rubric_stems & stems_of(text)) / len(rubric_stems)} if rubric_stems else {}
     words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
     return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
 
@@ -58,7 +58,7 @@ def probe_metrics(
 ) -> dict[str, float]:
     """Return the probes of a step for the trainer's log, by name. See [`probe_groups`] and [`summary`]."""
     probed = [
-        [(each, score.rewards[id]) for id, each in of_group.items()]
+        [(values, score.rewards[id]) for id, values in of_group.items()]
         for of_group, score in zip(probes, scores, strict=True)
     ]
     return {f"probe/{name}": value for name, value in summary(probed).items()}

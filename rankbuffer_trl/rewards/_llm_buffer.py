@@ -69,10 +69,10 @@ class LLMBuffer(RewardMethod):
         chosen = await judge.ask(selection_question(query, shown, seen, SIZE))
         if chosen is None:
             chosen = [name for name in names if name[0] == "A"]  # no valid answer: the anchors stay as they are
-        kept = (anchor for name, anchor in zip(names, ladder.anchors, strict=True) if name in chosen)
+        selected = (anchor for name, anchor in zip(names, ladder.anchors, strict=True) if name in chosen)
         return replace(
             ladder,
-            anchors=tuple(replace(a, source="selected") if a.source == "candidate" else a for a in kept),
+            anchors=tuple(replace(a, source="selected") if a.source == "candidate" else a for a in selected),
         )
 
     def most_shown(self, G: int) -> int:

@@ -177,7 +177,7 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
     cls = find_method(name)
     method: RewardMethod = cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
     # A class of a user need not derive from `RewardMethod`.
-    missing = [each for each in METHOD_MEMBERS if not hasattr(method, each)]
+    missing = [member for member in METHOD_MEMBERS if not hasattr(method, member)]
     if missing or cls.score is RewardMethod.score:
         raise SettingsError(
             f"the reward method {name!r} has no {', '.join(missing or ['score'])}: derive its class from"

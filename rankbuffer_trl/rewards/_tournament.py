@@ -61,15 +61,15 @@ class Tournament(RewardMethod):
         points: dict[Candidate, float] = {}  # of those with at least one successful judgment
         if len(ids) == 1:
             points[ids[0]] = 0.0  # a single candidate plays no match
-        left: list[list[Candidate]] = [ids] * self.repeats
-        while any(len(candidates) > 1 for candidates in left):
+        remaining: list[list[Candidate]] = [ids] * self.repeats
+        while any(len(candidates) > 1 for candidates in remaining):
             # "independently shuffled": each tournament draws its own next round. All these matches are asked at once.
-            rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(left)]
+            rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(remaining)]
             played = iter(await play_matches([match for matches, _ in rounds for match in matches], judge))
-            left = []
+            remaining = []
             for matches, bye in rounds:
                 results = [next(played) for _ in matches]
-                left.append([winner(*pair) for pair in zip(matches, results, strict=True)] + bye)
+                remaining.append([winner(*pair) for pair in zip(matches, results, strict=True)] + bye)
                 for result in results:
                     for candidate, point in (result or {}).items():
                         points[candidate] = points.get(candidate, 0.0) + point

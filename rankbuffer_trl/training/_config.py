@@ -254,16 +254,16 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     def recipe_processes(self) -> int:
         """The number of processes that make the recipe's batch; 0 if the recipe names none, or no number does."""
         step = self.per_device_train_batch_size * self.gradient_accumulation_steps
-        meant, rest = divmod((self.recipe_queries_per_step or 0) * self.num_generations, max(step, 1))
-        return 0 if rest else meant
+        processes, rest = divmod((self.recipe_queries_per_step or 0) * self.num_generations, max(step, 1))
+        return 0 if rest else processes
 
     @property
     def other_processes(self) -> str:
         """What to do if a run of the recipe's number of processes is meant; empty if it has as many, or names none."""
-        if (meant := self.recipe_processes) in (0, self.world_size):
+        if (processes := self.recipe_processes) in (0, self.world_size):
             return ""
         how = "add" if self.only_checks else "start it by `accelerate launch` with"
-        return f" If the recipe's {meant} processes are meant, {how} --num_processes {meant}."
+        return f" If the recipe's {processes} processes are meant, {how} --num_processes {processes}."
 
     @property
     def queries_per_generation(self) -> int:
@@ -347,7 +347,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError("output_dir is empty: name a folder")
         path = Path(self.output_dir or ".")
         with suppress(PermissionError):  # of a folder that nobody but its owner sees into
-            if any(each.is_file() for each in (path, *path.parents)):
+            if any(folder.is_file() for folder in (path, *path.parents)):
                 raise SettingsError(f"output_dir {self.output_dir} is a file or lies below one: name a folder")
 
     def _check_cast(self) -> None:

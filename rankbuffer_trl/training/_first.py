@@ -18,14 +18,14 @@ def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
     return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
 
 
-def require_questions(method: RewardMethod, asked: list[Question]) -> list[Question]:
+def require_questions(method: RewardMethod, questions: list[Question]) -> list[Question]:
     """Return the questions that a method asks at first. Refuse a method that asks none."""
-    if not asked:
+    if not questions:
         raise SettingsError(
             f"the reward method {method.name!r} asks the judge nothing: name a reward without a judge in"
             " reward_functions"
         )
-    return asked
+    return questions
 
 
 def first_question(scorer: GroupScorer, query: Query) -> None:

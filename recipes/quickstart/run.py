@@ -67,12 +67,12 @@ class QualityMeasures:
     def __call__(self, query_id: str, text: str) -> dict[str, float]:
         """Return all measures of one response, by name."""
         overlaps = [overlap(text, answer) for answer in self.answers[query_id]]
-        known = [word in self.vocabulary for word in words(text)]
+        real = [word in self.vocabulary for word in words(text)]
         return {
             "rubric score": self.rubric_score(query_id, text),
             "grade": max(range(len(overlaps)), key=overlaps.__getitem__),  # the answers stand from worst to best
             "overlap": 100 * overlaps[-1],
-            "real words": 100 * sum(known) / max(len(known), 1),
+            "real words": 100 * sum(real) / max(len(real), 1),
         }
 
 

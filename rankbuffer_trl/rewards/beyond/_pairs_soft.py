@@ -90,7 +90,7 @@ def mean_leads(odds: Odds) -> dict[int, float]:
     for (i, j), lead in odds.items():
         if (j, i) in odds:
             leads.setdefault(i, []).append((lead - odds[j, i]) / 2)  # the difference of both orders has no place in it
-    return {i: fmean(each) for i, each in leads.items()}
+    return {i: fmean(values) for i, values in leads.items()}
 
 
 def fit_place(odds: Odds) -> dict[int, float]:
@@ -104,8 +104,8 @@ def fit_place(odds: Odds) -> dict[int, float]:
 
 def spread_out(strengths: Mapping[int, float | None]) -> dict[int, float | None]:
     """Return rewards that are linear in strengths, from -1 for the worst to 1 for the best; 0 if all are equal."""
-    known = [strength for strength in strengths.values() if strength is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    measured = [strength for strength in strengths.values() if strength is not None]
+    low, high = min(measured, default=0.0), max(measured, default=0.0)
     if low == high:
         alone = len(strengths) == 1  # there was nothing to ask
         return {i: 0.0 if alone or strength is not None else None for i, strength in strengths.items()}

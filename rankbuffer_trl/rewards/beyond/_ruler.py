@@ -39,8 +39,8 @@ class Ruler(RewardMethod):
         return G
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        asked = int(bool(group.answered))
-        return asked, asked
+        count = int(bool(group.answered))
+        return count, count
 
 
 METHOD = Ruler
