@@ -46,14 +46,14 @@ class Assets:
 
     def __init__(self, folder: str | Path, manifest: str | Path | None = None):
         self.folder = Path(folder)
-        others = read_yaml(Path(manifest)) if manifest else {}
+        own = read_yaml(Path(manifest)) if manifest else {}
         try:
-            decode(others, dict[str, dict[str, Entry]])
+            decode(own, dict[str, dict[str, Entry]])
         except ValueError as error:
             raise AssetError(f"the list of official files {manifest} is wrong: {error}") from None
-        # A benchmark of another package has its entries in `others` alone.
-        self.manifest: dict[str, dict[str, dict]] = others | {
-            path.parent.name: read_yaml(path) | others.get(path.parent.name, {})
+        # A benchmark of another package has its entries in `own` alone.
+        self.manifest: dict[str, dict[str, dict]] = own | {
+            path.parent.name: read_yaml(path) | own.get(path.parent.name, {})
             for path in Path(__file__).parent.glob("*/assets.yaml")
         }
         self._checked: dict[tuple[str, str], tuple[Path, str]] = {}  # so that each file is hashed once

@@ -195,10 +195,10 @@ def check_format(check: str) -> None:
     """Refuse a format check that is neither `think`, `none` nor a regular expression with a group `answer`."""
     if check in ("think", "none"):
         return
-    known = "format_check must be 'think', 'none' or a regular expression with a group (?P<answer>...);"
+    rule = "format_check must be 'think', 'none' or a regular expression with a group (?P<answer>...);"
     try:
         groups = re.compile(check).groupindex
     except re.error as error:
-        raise SettingsError(f"{known} {check!r} is not one: {error}") from None
+        raise SettingsError(f"{rule} {check!r} is not one: {error}") from None
     if "answer" not in groups:
-        raise SettingsError(f"{known} {check!r} has no such group")
+        raise SettingsError(f"{rule} {check!r} has no such group")

@@ -53,8 +53,8 @@ def unguarded(prompt: str) -> str:
 
 def first_rubric(prompt: str) -> str:
     """Return the text of the first rubric in a prompt."""
-    found = re.search(r"^1\.\[weight=-?\d\] (.*)$", prompt, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^1\.\[weight=-?\d\] (.*)$", prompt, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def truth(prompt: str) -> str:
@@ -236,8 +236,8 @@ def check_method(
                 played = play(method, group, faulty((number, share), answer))
                 check_played(played)
                 if share == 1 and played.calls:
-                    unheard = all(played.rewards[each.id] is None for each in group.answered)
-                    assert unheard, f"every judgment failed, and there are rewards: {played.rewards}"
+                    unscored = all(played.rewards[each.id] is None for each in group.answered)
+                    assert unscored, f"every judgment failed, and there are rewards: {played.rewards}"
         except AssertionError as error:
             raise AssertionError(f"{method}, group {number} with the qualities {qualities}: {error}") from error
 
@@ -256,8 +256,8 @@ def check_group(
         again = play(method, group, answer, buffer)
         assert again.score == played.score, "the same group and answers give another score: draw from `seed` and group"
         for rollout in group.answered:
-            others = tuple(each if each is rollout else Rollout(each.id, "0.pending") for each in group.rollouts)
-            early = asyncio.run(early_questions(method, replace(group, rollouts=others), {rollout.id}, buffer))
+            partial = tuple(each if each is rollout else Rollout(each.id, "0.pending") for each in group.rollouts)
+            early = asyncio.run(early_questions(method, replace(group, rollouts=partial), {rollout.id}, buffer))
             assert not without(early, played.questions), f"a question about rollout {rollout.id} alone is not asked"
         if buffer is None:
             first = first_questions(method, group)

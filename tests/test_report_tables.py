@@ -187,7 +187,7 @@ def test_advantage_bins_count_every_scored_rollout():
     assert table == [{"run": run, "advantage": advantage, "share": share} for run, advantage, share in rows]
 
 
-def test_advantage_lanes_are_the_bins_of_the_chart():
+def test_advantage_data_has_the_bins_of_the_chart():
     data = advantage_data({"a": {3: GROUPS}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
     first, second = data["runs"]
     assert first["steps"] == {3: {"bins": tables.advantage_bins(GROUPS), "levels": 2.0, "rollouts": 5}}

@@ -216,8 +216,8 @@ def pair_question(group: RolloutGroup, pair: Pair) -> Question:
 def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
     """Make the questions that take each sample out of an order, worst to best, and put it back, by its place."""
     texts = [group.rollouts[i].text for i in order]
-    others = {place: texts[:place] + texts[place + 1 :] for place in range(len(texts))}
-    return {("insert", place): insertion_question(group.query, others[place], texts[place]) for place in others}
+    without = {place: texts[:place] + texts[place + 1 :] for place in range(len(texts))}
+    return {("insert", place): insertion_question(group.query, without[place], texts[place]) for place in without}
 
 
 def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:

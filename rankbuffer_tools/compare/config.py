@@ -125,11 +125,11 @@ class CompareParser(TrlParser):
         self.given = {**self.given, **config}  # what the file of YAML says goes before the run's settings
         return super().set_defaults_with_config(**config)
 
-    def parse_args_into_dataclasses(self, args: Iterable[str] | None = None, **others: Any) -> tuple:
+    def parse_args_into_dataclasses(self, args: Iterable[str] | None = None, **kwargs: Any) -> tuple:
         arguments, _ = self.parse_known_args(args)
         if arguments.run_dir:
             super().set_defaults_with_config(**{**inherited(arguments), **self.given})
-        return super().parse_args_into_dataclasses(args, **others)
+        return super().parse_args_into_dataclasses(args, **kwargs)
 
 
 def inherited(arguments: Namespace) -> dict[str, Any]:
@@ -141,10 +141,10 @@ def inherited(arguments: Namespace) -> dict[str, Any]:
     _, manifest = log_and_manifest(Path(arguments.run_dir))
     if not (run := dict[str, Any](manifest.get("config", {}))):
         return {}
-    found = {key: run[key] for key in SAMPLING_SETTINGS if key in run and (key, run[key]) != THOUGHTS_TOO}
-    found |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
+    picked = {key: run[key] for key in SAMPLING_SETTINGS if key in run and (key, run[key]) != THOUGHTS_TOO}
+    picked |= {"max_new_tokens": run["max_completion_length"], "engine": "vllm" if run["use_vllm"] else "transformers"}
     mine, theirs = arguments.judge_model or arguments.judge_client, run.get("judge_model") or run.get("judge_client")
     if mine is None or Path(mine).name == Path(str(theirs)).name:  # of a path, run.json has the last part
-        found |= {item.name: run[item.name] for item in fields(JudgeConfig) if item.name in run}
-        found["probabilities"] = str(manifest.get("method")).endswith("_soft")  # as its training read the judge
-    return found
+        picked |= {item.name: run[item.name] for item in fields(JudgeConfig) if item.name in run}
+        picked["probabilities"] = str(manifest.get("method")).endswith("_soft")  # as its training read the judge
+    return picked

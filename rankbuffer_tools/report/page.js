@@ -34,11 +34,11 @@ setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 $("theme").addEventListener("click", () =>
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 
-// Advantages at any step: a lane per run, with the bins that tables.py counted
+// Advantages at any step: a row per run, with the bins that tables.py counted
 
-function lane(run, step, axisEnd) {
+function runBins(run, step, axisEnd) {
   const now = run.steps[step];
-  const node = element("div", "lane");
+  const node = element("div", "run-bins");
   const label = now ? `: ${now.levels.toFixed(1)} different rewards in a group, ${now.rollouts} responses` : ": no such step";
   node.append(element("bdi", "name", run.name), label);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -70,7 +70,7 @@ async function showAdvantages() {
     const step = steps[range.value];
     $("advantage-number").textContent = `step ${step}`;
     range.setAttribute("aria-valuetext", `step ${step}`);
-    $("lanes").replaceChildren(...runs.map((run) => lane(run, step, axisEnd)));
+    $("advantage-runs").replaceChildren(...runs.map((run) => runBins(run, step, axisEnd)));
   };
   range.addEventListener("input", draw);
   draw();

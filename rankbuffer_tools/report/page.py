@@ -146,7 +146,7 @@ def comparison_html(charts: Sequence[Chart], step: int, advantages: dict, runs: 
     slider = (
         f'<figure{hidden}><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
         f'<input id="advantage-step" type="range" min="0" max="0" value="0" data-step="{step}">'
-        '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
+        '<output id="advantage-number" for="advantage-step"></output></div><div id="advantage-runs"></div>'
         f'<div class="axis"><span>&minus;{axis_end:g}</span><span>0</span><span>+{axis_end:g}</span></div>'
         "<figcaption>Rewards normalised within their group, without the format reward. A bar is the share of the"
         f" rollouts that have this advantage. Few levels give the policy little information.{note}"
@@ -188,13 +188,13 @@ def figure_html(chart: Chart, salt: str) -> str:
     svg = chart.svg(salt).replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
     file, rows = f"{escape(chart.name)}.csv", len(chart.table)
     if rows > POINTS:
-        more = (
+        note = (
             f"A curve of more than {POINTS} points shows means. All {rows:,} rows are in {file} in the folder charts."
         )
     else:
         numbers = base64.b64encode(chart.csv().encode("utf-8", "replace")).decode("ascii")
-        more = f'<a download="{file}" href="data:text/csv;base64,{numbers}">CSV</a>'
-    caption = f"{escape(chart.caption)} {more}"
+        note = f'<a download="{file}" href="data:text/csv;base64,{numbers}">CSV</a>'
+    caption = f"{escape(chart.caption)} {note}"
     return f"<figure><h3>{escape(chart.title)}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
 
 

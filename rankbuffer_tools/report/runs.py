@@ -117,10 +117,10 @@ def run_names(paths: Sequence[Path]) -> list[str]:
     paths_parts = [path.absolute().parts for path in paths]
     names = []
     for i, parts in enumerate(paths_parts):
-        others = [other for j, other in enumerate(paths_parts) if j != i and other != parts]
+        differing = [other for j, other in enumerate(paths_parts) if j != i and other != parts]
         # A name of many runs needs the folder around it.
         lengths = range(2 if GENERIC.fullmatch(parts[-1]) else 1, len(parts) + 1)
-        length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+        length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in differing)), len(parts))
         earlier = paths_parts[:i].count(parts)
         names.append("/".join(parts[-length:]) + (f" ({earlier + 1})" if earlier else ""))
     return names

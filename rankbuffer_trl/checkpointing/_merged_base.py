@@ -12,22 +12,22 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 def keep_base_exact(policy: PeftModel) -> None:
     """Let `unmerge_adapter` put back the weights that `merge_adapter` found."""
     merge, unmerge = policy.merge_adapter, policy.unmerge_adapter
-    found: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.Tensor]] = []
+    merged: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.Tensor]] = []
 
     def merge_adapter(*args, **kwargs) -> None:
-        if found:  # the last transfer failed halfway, so the adapter is still in the base
+        if merged:  # the last transfer failed halfway, so the adapter is still in the base
             unmerge_adapter()
         bases = {layer.get_base_layer() for layer in policy.modules() if isinstance(layer, BaseTunerLayer)}
         weights = [(base, *named) for base in bases for named in base.named_parameters(recurse=False)]
-        found[:] = [(base, name, weight, part(weight).to("cpu", copy=True)) for base, name, weight in weights]
+        merged[:] = [(base, name, weight, part(weight).to("cpu", copy=True)) for base, name, weight in weights]
         merge(*args, **kwargs)
 
     def unmerge_adapter() -> None:
         unmerge()
-        for base, name, weight, exact in found:
+        for base, name, weight, exact in merged:
             setattr(base, name, weight)  # a merge into quantised weights makes another parameter
             part(weight).copy_(exact)
-        found.clear()
+        merged.clear()
 
     policy.merge_adapter, policy.unmerge_adapter = merge_adapter, unmerge_adapter
 

@@ -53,8 +53,8 @@ def read_completion(body: Any, limit: Any = None) -> Reply:
     """
     choices, usage = body["choices"], read_usage(body.get("usage"))
     allowed = limit * len(choices) if type(limit) is int else float("inf")  # some servers do not say why they ended
-    first, *others = [read_choice(choice, usage.possible.completion, allowed) for choice in choices]
-    samples = (first, *others) if others else ()
+    first, *further = [read_choice(choice, usage.possible.completion, allowed) for choice in choices]
+    samples = (first, *further) if further else ()
     return first._replace(usage=usage, logprobs=choices[0].get("logprobs"), samples=samples)
 
 

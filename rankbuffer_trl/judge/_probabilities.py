@@ -79,9 +79,9 @@ def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
     Raises:
         `ValueError`: if the verdict is no choice of one value.
     """
-    (key, schema), *more = verdict.properties.items()
+    (key, schema), *further = verdict.properties.items()
     values = schema.get("enum")
-    if more or values is None:
+    if further or values is None:
         raise ValueError(f"a verdict of lists has no alternatives with probabilities: {', '.join(verdict.properties)}")
     return key, {json.dumps(value): value for value in values}
 
@@ -111,10 +111,10 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         if end <= start or not token:  # a token without text, such as the end of an answer, decides nothing
             continue
         likely = [(name, math.exp(checked_logprob(name, logprob))) for name, logprob in listed]
-        known = sum(chance for _, chance in likely)
-        if known > 1 + SLACK:
-            raise ProbabilityError(f"the probabilities at the token {token!r} add up to {known:.4g}")
-        unlisted = max(0.0, 1 - known)
+        covered = sum(chance for _, chance in likely)
+        if covered > 1 + SLACK:
+            raise ProbabilityError(f"the probabilities at the token {token!r} add up to {covered:.4g}")
+        unlisted = max(0.0, 1 - covered)
         outside += path * unlisted
         further, missing = 0.0, set(decided)
         for name, chance in likely:

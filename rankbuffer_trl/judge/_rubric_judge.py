@@ -70,9 +70,9 @@ def judge(prompt: str) -> str:
     if '"keep_anchor_ids"' in prompt[-400:]:  # at the end, where no response stands
         return answer_selection(prompt)
     # The last "Return JSON only" is that of the template. A response that contains these words comes before it.
-    body, found, instruction = prompt.rpartition("\n\nReturn JSON only")
+    body, separator, instruction = prompt.rpartition("\n\nReturn JSON only")
     _, _, body = body.partition("\n\nRUBRICS\n")
-    if not found or not body:
+    if not separator or not body:
         raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
     if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
         rubrics, candidates = split(body, "CANDIDATES")

@@ -46,13 +46,13 @@ def answer_of(text: str) -> tuple[str, bool]:
 
 def tag_fault(answers: Iterable[str]) -> str | None:
     """Return what is odd if most of these answers are [`TAGGED`], or `None`. Any of them may quote a tag."""
-    found = [TAGGED.match(answer) for answer in answers if answer]
-    tagged = [match[0] for match in found if match]
-    if len(tagged) <= len(found) / 2:
+    matches = [TAGGED.match(answer) for answer in answers if answer]
+    tagged = [match[0] for match in matches if match]
+    if len(tagged) <= len(matches) / 2:
         return None
     first = tagged[0] if len(tagged[0]) <= 50 else f"{tagged[0][:25]}...{tagged[0][-22:]}"
     what = "begin with a tag that closes later, or go on after the end of their turn, such as"
-    return f"{len(tagged)} of {len(found)} {what} {first!r}"
+    return f"{len(tagged)} of {len(matches)} {what} {first!r}"
 
 
 def in_thought(text: str) -> bool:

@@ -68,12 +68,12 @@ class Turns:
             if self.now < self.most:
                 self._grow(min(self.now + max(1, self.most // 16), self.most))
 
-    def _grow(self, more: int) -> None:
-        if self._rounds < (self._needed if more >= self._too_many else 1):
+    def _grow(self, count: int) -> None:
+        if self._rounds < (self._needed if count >= self._too_many else 1):
             return
-        for _ in range(more - self.now):
+        for _ in range(count - self.now):
             self._slots.release()
-        self.now, self._rounds, self._grown = more, 0, True
+        self.now, self._rounds, self._grown = count, 0, True
 
     def _cut(self) -> None:
         if self._grown:

@@ -152,9 +152,9 @@ def selection_verdict(anchors: Sequence[str], rollouts: Sequence[str], size: int
     allowed = {"keep_anchor_ids": anchors, "add_rollout_ids": rollouts}
 
     def check(*lists: Any) -> tuple[str, ...]:
-        for (key, known), ids in zip(allowed.items(), lists, strict=True):
-            if not isinstance(ids, list) or any(i not in known for i in ids):
-                raise VerdictError(f"`{key}` must be a list of ids among {', '.join(known)}, not {shorten_json(ids)}")
+        for (key, valid), ids in zip(allowed.items(), lists, strict=True):
+            if not isinstance(ids, list) or any(i not in valid for i in ids):
+                raise VerdictError(f"`{key}` must be a list of ids among {', '.join(valid)}, not {shorten_json(ids)}")
         chosen = tuple(i for ids in lists for i in ids)
         if len(chosen) != size or len(set(chosen)) != size:  # `constraint` and `schema` bound each list alone
             raise VerdictError(f"the two lists must hold {size} different ids in all, not {shorten_json(chosen)}")
@@ -270,20 +270,20 @@ def read_object(answer: str, keys: Sequence[str], cut_off: bool = False) -> tupl
         value = json.loads(answer)  # first, since a string in it may hold tags of a thought
     except (ValueError, RecursionError) as error:
         fault = f" (not valid JSON: {error})"
-    found = [(value, False)] if has_keys(value, keys) else []
+    fits = [(value, False)] if has_keys(value, keys) else []
     if not isinstance(value, dict):
         answer, closed = after_thought(answer)
         if len(answer) > LONGEST_ANSWER:
             raise VerdictError(f"the answer has {len(answer):,} characters; {LONGEST_ANSWER:,} are allowed")
-        places = [each for each in objects(answer) if has_keys(each[0], keys)]
-        check_place(answer, places[0][1] if places else None, cut_off and not closed)
-        found = [(value, answer.strip() != answer[start:end]) for value, start, end in places]
-    if len(found) != 1:
+        parsed = [entry for entry in objects(answer) if has_keys(entry[0], keys)]
+        check_place(answer, parsed[0][1] if parsed else None, cut_off and not closed)
+        fits = [(value, answer.strip() != answer[start:end]) for value, start, end in parsed]
+    if len(fits) != 1:
         named = " and ".join(f"`{key}`" for key in keys)
         raise VerdictError(
-            f"the answer must hold one whole JSON object with {named}, it holds {len(found)}{fault * (not found)}"
+            f"the answer must hold one whole JSON object with {named}, it holds {len(fits)}{fault * (not fits)}"
         )
-    return found[0]
+    return fits[0]
 
 
 def has_keys(value: Any, keys: Sequence[str]) -> bool:
@@ -313,11 +313,11 @@ def read_field(answer: str, key: str, cut_off: bool = False) -> Any:
     check_place(answer, objects[0].start() if objects else None, cut_off and not closed)
     if len(objects) != 1:
         raise VerdictError(f"the answer must hold exactly one flat JSON object, it holds {len(objects)}")
-    (found,) = objects
-    if "{" in answer[: found.start()]:
+    (object_match,) = objects
+    if "{" in answer[: object_match.start()]:
         raise VerdictError("the answer must be one flat JSON object, not an object inside another one")
     try:
-        pairs = json.loads(found.group(), object_pairs_hook=list)
+        pairs = json.loads(object_match.group(), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
     values = [value for name, value in pairs if name == key]

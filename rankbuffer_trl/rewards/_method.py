@@ -123,7 +123,7 @@ class RewardMethod(Protocol):
         return simulated_costs(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
 
 
-def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: Any) -> GroupScore:
+def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **fields: Any) -> GroupScore:
     """Return the score of a method that orders the rollouts. A rollout that `order` lacks has no reward.
 
     Args:
@@ -132,10 +132,10 @@ def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: 
         more:
             Further fields of [`GroupScore`].
     """
-    return score_by_rank(group, tier_ranks(order), **more)
+    return score_by_rank(group, tier_ranks(order), **fields)
 
 
-def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **more: Any) -> GroupScore:
+def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **fields: Any) -> GroupScore:
     """Return the score of a method that gives each answered rollout a rank.
 
     Args:
@@ -145,7 +145,7 @@ def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **
             Further fields of [`GroupScore`].
     """
     empty = [rollout.id for rollout in group.empty]  # they share the lowest reward, below all answers
-    return GroupScore(rewards_from_ranks(ranks, len(group.rollouts), empty), rank_tiers(ranks), **more)
+    return GroupScore(rewards_from_ranks(ranks, len(group.rollouts), empty), rank_tiers(ranks), **fields)
 
 
 def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:

@@ -119,7 +119,7 @@ class Batches:
             "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
         )
         warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
-        return [f"{warning}.{more}" if (more := args.other_processes) else warning]
+        return [f"{warning}.{hint}" if (hint := args.other_processes) else warning]
 
     def long_warmup(self) -> list[str]:
         """Say in a line that the run ends before the learning rate has its value, if so."""

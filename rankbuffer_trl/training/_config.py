@@ -324,9 +324,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         self.reward_method()
         for key, names in CHOICES.items():
             if (value := getattr(self, key)) not in names:
-                known = ", ".join(name for name in names if isinstance(name, str))
+                choices = ", ".join(name for name in names if isinstance(name, str))
                 what = "loss" if key == "loss_type" else key
-                raise SettingsError(f"there is no {what} {value!r}: set {key} to one of {known}")
+                raise SettingsError(f"there is no {what} {value!r}: set {key} to one of {choices}")
 
     def _check_ranges(self) -> None:
         """Check the ranges of TRL's settings."""
@@ -492,8 +492,8 @@ def check_backends(names: Iterable[str]) -> None:
     installed = get_available_reporting_integrations()
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
-            alike, known = near(name, INTEGRATION_TO_CALLBACK), ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            raise SettingsError(f"report_to: there is no backend {name!r}{alike}; set none, or one of {known}")
+            alike, supported = near(name, INTEGRATION_TO_CALLBACK), ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise SettingsError(f"report_to: there is no backend {name!r}{alike}; set none, or one of {supported}")
         if name not in installed and name in ("trackio", "wandb"):
             raise SettingsError(f"report_to: {name} is not installed: pip install 'rankbuffer-trl[{name}]'")
         if name not in (*installed, "flyte"):  # flyte is not in the list that transformers makes

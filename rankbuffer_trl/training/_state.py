@@ -120,8 +120,8 @@ def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reference_judge: 
 
     `judge` and `reference_judge` are the classes of the clients that a program passed.
     """
-    found = {key: value(plan, judge, reference_judge) for key, (_, value) in RESUME_KEYS.items()}
-    return json.loads(json.dumps(found, default=str))  # as a manifest holds it, so that the two compare
+    values = {key: value(plan, judge, reference_judge) for key, (_, value) in RESUME_KEYS.items()}
+    return json.loads(json.dumps(values, default=str))  # as a manifest holds it, so that the two compare
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

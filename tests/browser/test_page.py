@@ -268,10 +268,10 @@ def test_the_theme_and_the_run_can_be_changed(browser):
 
 def test_advantages_can_be_seen_at_any_step(browser, made):
     assert browser.text("advantage-number") == "step 3"  # the last one that both runs have
-    assert [lane.split(":")[0] for lane in browser.texts(".lane")] == ["ranked", "scored"]
+    assert [row.split(":")[0] for row in browser.texts(".run-bins")] == ["ranked", "scored"]
     browser.driver.find_element(By.ID, "advantage-step").send_keys(Keys.END)
     assert browser.text("advantage-number") == "step 7"
-    first, second = browser.texts(".lane")
+    first, second = browser.texts(".run-bins")
     scores = [score for group, score in made[1].visits if group.step == 7]
     known = sum(reward is not None for score in scores for reward in score.rewards)
     assert f"{known} responses" in first and second.endswith("no such step")
