@@ -34,7 +34,7 @@ from rankbuffer_trl.judge import (
 from rankbuffer_trl.stems import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one judgment
-READER_NOISE = 0.18  # of a reference judge that reads half as well as the judge
+REFERENCE_NOISE = 0.18  # of a reference judge that is half as exact as the judge
 Rubrics = Sequence[tuple[int, str]]
 
 
@@ -162,7 +162,7 @@ class Again(NoisyRubricJudge):
         return super().perceived(prompt + "\n", shown)
 
 
-class Reader(Again):
+class ReferenceRubricJudge(Again):
     """A judge without a weakness, whose errors are twice those of the run's judge.
 
     Args:
@@ -173,4 +173,4 @@ class Reader(Again):
     name = "reader"
 
     def __init__(self, mean: float, deviation: float):
-        super().__init__(mean, deviation, READER_NOISE)
+        super().__init__(mean, deviation, REFERENCE_NOISE)

@@ -41,7 +41,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from transformers.utils import logging
 
 from experiments.simulated_judge import RECORDED
-from experiments.toy_policy.judge import NOISE, PLACE, TRAITS, Again, NoisyRubricJudge, Reader, Weakness
+from experiments.toy_policy.judge import NOISE, PLACE, TRAITS, Again, NoisyRubricJudge, ReferenceRubricJudge, Weakness
 from experiments.toy_policy.references import REFERENCES, with_references
 from experiments.toy_policy.report import (
     BESIDE,
@@ -203,7 +203,7 @@ class Run:
         weakness = Weakness.of(self.settings.weakness, self.settings.strength, self.trait)
         client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts, weakness)
         judge = Judge(client, guard=args.judge_guard)
-        reference_judge = Judge(Reader(self.mean, self.deviation), guard=args.judge_guard)
+        reference_judge = Judge(ReferenceRubricJudge(self.mean, self.deviation), guard=args.judge_guard)
         plan = RunPlan.of(args, queries, None)
         if self.settings.second == "again":
             errs = Again(self.mean, self.deviation, self.settings.noise, doubts, weakness)

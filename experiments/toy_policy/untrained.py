@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.toy_policy.judge import NOISE, TRAITS, NoisyRubricJudge, Reader, Weakness
+from experiments.toy_policy.judge import NOISE, TRAITS, NoisyRubricJudge, ReferenceRubricJudge, Weakness
 from experiments.toy_policy.run import (
     G,
     Run,
@@ -86,7 +86,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
     table = QueryTable(queries, method.responses_needed)
     likes = Weakness.of(weakness, strength, (fmean(liked), stdev(liked)))
     cheap = Judge(NoisyRubricJudge(mean, deviation, NOISE, weakness=likes), guard=args.judge_guard)
-    reference_judge = Judge(Reader(mean, deviation), guard=args.judge_guard, method="reader")
+    reference_judge = Judge(ReferenceRubricJudge(mean, deviation), guard=args.judge_guard, method="reader")
 
     def play(judge: Judge, debiasing: Debiasing | None = None, order: int = 0) -> tuple[float, int | None]:
         cosines, named, steps = [], None, steps_of(table, texts, order)
@@ -103,8 +103,8 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
         return round(fmean(cosines), 4), named
 
     (plain, _), (alone, _) = play(cheap), play(reference_judge)
-    repaired = [play(cheap, Spread(reference_judge, 0), order) for order in range(orders)]
-    cosines, named = zip(*repaired, strict=True)
+    debiased = [play(cheap, Spread(reference_judge, 0), order) for order in range(orders)]
+    cosines, named = zip(*debiased, strict=True)
     return {"method": name, "judge": plain, "repaired": cosines, "reader": alone, "named": named}
 
 

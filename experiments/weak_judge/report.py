@@ -49,7 +49,7 @@ LOGGED = {  # by step
     "seconds": "step_time",
 }
 SETS = {"trained": "training prompts", "kept_apart": "prompts kept apart"}
-READERS = {"with_rubrics": "the judge", "without_rubrics": "without rubrics"}
+JUDGES = {"with_rubrics": "the judge", "without_rubrics": "without rubrics"}
 DUELS = (("trained", "with_rubrics"), ("kept_apart", "with_rubrics"), ("kept_apart", "without_rubrics"))
 WINDOW = 5  # steps in a moving mean
 
@@ -57,15 +57,15 @@ Row = dict[str, Any]
 
 
 def read_run(folder: Path) -> Row:
-    """Return what a run logged by step, and its comparisons by set and reader."""
+    """Return what a run logged by step, and its comparisons by set and judge."""
     state = max(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(path.parent.name.split("-")[1]))
     logs = [log for log in json.loads(state.read_text())["log_history"] if "step_time" in log]
     steps = {name: [round(log[key], 4) for log in logs] for name, key in LOGGED.items() if key in logs[0]}
     compared = {}
     for name in SETS:
-        files = {reader: folder.parent / "compared" / f"{folder.name}-{name}" / f"{reader}.json" for reader in READERS}
-        found = {reader: json.loads(path.read_text()) for reader, path in files.items() if path.is_file()}
-        compared[name] = {reader: {**each, "models": None} for reader, each in found.items()}
+        files = {judge: folder.parent / "compared" / f"{folder.name}-{name}" / f"{judge}.json" for judge in JUDGES}
+        found = {judge: json.loads(path.read_text()) for judge, path in files.items() if path.is_file()}
+        compared[name] = {judge: {**each, "models": None} for judge, each in found.items()}
     return {"steps": steps, "compared": compared, "visits": read_visits(folder)}
 
 
@@ -151,16 +151,16 @@ def share(found: Mapping[str, Any]) -> str:
 
 def duel_table(rows: Mapping[str, Row]) -> Table:
     """Make the table of duels with the policy before training."""
-    table = Table("row", "prompts", "reader", "pairs", "by words", "by log odds", "mean log odds", "first shown wins")
+    table = Table("row", "prompts", "judge", "pairs", "by verdict", "by log odds", "mean log odds", "first shown wins")
     for name, row in rows.items():
         for of_set, found in row["compared"].items():
-            for reader, each in found.items():
+            for judge, each in found.items():
                 wins = [share(each["wins"][key]) if key in each["wins"] else "" for key in ("verdicts", "log odds")]
                 odds = "" if each["mean_log_odds"] is None else f"{each['mean_log_odds']:+.3f}"
                 table.add_row(
                     name,
                     SETS[of_set],
-                    READERS[reader],
+                    JUDGES[judge],
                     str(each["pairs"]),
                     *wins,
                     odds,
@@ -190,13 +190,13 @@ def draw_curves(axes: Axes, rows: Mapping[str, Row], key: str, title: str) -> No
 
 
 def draw_duels(axes: Axes, rows: Mapping[str, Row], shown: Sequence[tuple[str, str]] = DUELS) -> None:
-    """Draw how often the trained policy wins by log odds, with 95 % intervals, by prompts and reader."""
+    """Draw how often the trained policy wins by log odds, with 95 % intervals, by prompts and judge."""
     for place, row in enumerate(rows.values()):
-        for colour, (of_set, reader) in enumerate(shown):
+        for colour, (of_set, judge) in enumerate(shown):
             offset = 0.2 * ((len(shown) - 1) / 2 - colour)
-            found = row["compared"][of_set].get(reader, {}).get("wins", {}).get("log odds")
+            found = row["compared"][of_set].get(judge, {}).get("wins", {}).get("log odds")
             if found:
-                label = f"{SETS[of_set]}, {READERS[reader]}" if place == 0 else None
+                label = f"{SETS[of_set]}, {JUDGES[judge]}" if place == 0 else None
                 width = [[found["probability"] - found["low"]], [found["high"] - found["probability"]]]
                 axes.errorbar(
                     found["probability"],
@@ -241,14 +241,14 @@ def main() -> None:
         names = arguments.rows or sorted(path.parent.name for path in arguments.runs.glob("*/checkpoint-*"))
         rows |= {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
         arguments.kept.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
-    for readers in (readers for row in rows.values() for readers in row["compared"].values()):
-        readers.update({reader: counted(each) for reader, each in readers.items()})
+    for by_judge in (by_judge for row in rows.values() for by_judge in row["compared"].values()):
+        by_judge.update({judge: counted(each) for judge, each in by_judge.items()})
     console = Console(width=170, highlight=False)
     console.print(training_table(rows), visit_table(rows), duel_table(rows), plain_table(rows))
     if arguments.figure:
         figure(rows, arguments.figure)
     found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}
-    wins = {name: {r: each["wins"] for r, each in readers.items()} for name, readers in found.items()}
+    wins = {name: {r: each["wins"] for r, each in by_judge.items()} for name, by_judge in found.items()}
     print(json.dumps({"benchmark": "weak_judge", "rows": list(rows), "wins": wins}))
 
 

@@ -40,7 +40,7 @@ def test_the_page_has_the_shares_of_the_record():
     (table,) = (rows for head, *rows in tables_of(PAGE) if "log odds, kept apart" in head)
     kept = json.loads(gzip.decompress(report.KEPT.read_bytes())).values()
     for shown, row in zip(table, kept, strict=True):
-        duels = [row["compared"][prompts][reader]["wins"]["log odds"] for prompts, reader in report.DUELS]
+        duels = [row["compared"][prompts][judge]["wins"]["log odds"] for prompts, judge in report.DUELS]
         apart = row["compared"]["kept_apart"]["with_rubrics"]
         for cell, won in zip(shown[1:5], [*duels, apart["wins"]["verdicts"]], strict=True):
             share = "{:.2f} ({:.2f} to {:.2f})".format(*(int(number) / 100 for number in re.findall(r"\d+", cell)))
