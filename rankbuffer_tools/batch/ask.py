@@ -261,11 +261,11 @@ async def ask_many(
 def result_of(answers: AnswerLog, keys: Mapping[str, str], failed: dict[str, Call], pilot: Sequence[str]) -> Answers:
     """Return the answers by name, and why the other questions have none."""
     causes = {name: f"{failed[name].fault}: {failed[name].error}" for name in keys if name in failed}
-    left = [name for name, key in keys.items() if key not in answers and name not in failed]
-    if left:
+    unasked = [name for name, key in keys.items() if key not in answers and name not in failed]
+    if unasked:
         what = f"none of the first {len(failed)}" if [*pilot] == [*failed] else f"{len(failed)} of the others not"
         causes |= dict.fromkeys(
-            left, f"not asked, because {what} could be read; the last one: {[*causes.values()][-1]}"
+            unasked, f"not asked, because {what} could be read; the last one: {[*causes.values()][-1]}"
         )
     return Answers(
         values={name: answers[key] for name, key in keys.items() if key in answers},

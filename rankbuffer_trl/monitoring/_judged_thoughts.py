@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThoughtMonitor:
-    """The look at answers as the judge reads them, until a warning was given.
+    """The check of answers as the judge reads them, until a warning was given.
 
     A chat template does not tell: a policy may think without being asked to, or with tags of its own.
 

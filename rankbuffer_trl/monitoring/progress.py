@@ -277,15 +277,15 @@ def duel_of(path: Path, store: BufferStore) -> DuelResult | None:
     Raises:
         [`StoreError`]: if the file of the result is damaged.
     """
-    return result_of(path, DUEL_FILE, DuelResult, store)
+    return read_result(path, DUEL_FILE, DuelResult, store)
 
 
 def comparison_of(path: Path, store: BufferStore) -> PolicyResult | None:
     """Return the result of the comparison of two policies that names the run. For errors see [`duel_of`]."""
-    return result_of(path, COMPARE_FILE, PolicyResult, store)
+    return read_result(path, COMPARE_FILE, PolicyResult, store)
 
 
-def result_of(path: Path, name: str, kind: type[Kept], store: BufferStore) -> Kept | None:
+def read_result(path: Path, name: str, kind: type[Kept], store: BufferStore) -> Kept | None:
     """Return a result in the folder of a run's report."""
     file = report_folder(path) / name
     if not file.exists():
