@@ -1,5 +1,6 @@
 """Write files so that a crash leaves the old file or the new one. Tell files apart, and lock them."""
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -49,6 +50,10 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems of a network take none for a folder; what they have written is a matter of their server.
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+            raise
     finally:
         os.close(descriptor)
 

@@ -27,7 +27,7 @@ from helpers.servers import KEY, Fault, serving
 from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, Question
+from rankbuffer_trl.judge import Call, Judge, Question, _openai_client
 from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.rewards._rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
@@ -51,6 +51,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 def warned_of_nothing() -> None:
     """Without it, a test that counts warnings would miss one that an earlier test of the same process has had."""
     MultiProcessAdapter.warning_once.cache_clear()
+
+
+class Known(dict):
+    """Has every address, so that no client looks at a list of models: a test counts its own requests."""
+
+    def __contains__(self, url: object) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def known_servers(monkeypatch) -> None:
+    monkeypatch.setattr(_openai_client, "VLLM", Known())
 
 
 def run_program(path: Path, *arguments: object, timeout: float) -> str:

@@ -159,6 +159,18 @@ def test_checked_refuses_a_bad_value_with_its_place():
 
 def test_checked_takes_prompts_that_only_speak_of_messages_and_tokens():
     texts = ("Is it <|im_start|>user<|im_end|>?", '[{"role": "nurse", "content": "a"}]', "[INST]?", f"Read {[USER]}")
+    texts += (
+        "<|im_start|> and <|im_end|> show up. Why?",
+        "[INST] and [/INST]: what are they?",
+        f"[Fix] x = {[USER]}; #]",
+    )
+    texts += (
+        json.dumps({"messages": [USER], "question": "why 400?"}),
+        "[1, 2]",
+        "{}",
+        "[]",
+        "<|image_1|> <|image_2|>?",
+    )
     quoted = [{"role": "user", "content": json.dumps([USER])}, USER]
     for prompts in (texts, [quoted]):
         assert len(QueryTable(Dataset.from_list([{"prompt": prompt} for prompt in prompts]))) == len(prompts)

@@ -383,18 +383,42 @@ def test_masked_leaves_out_a_key_that_a_server_has_encoded(key, before, after):
 @pytest.mark.parametrize(
     ("owner", "role", "neutral"), [("vllm", "judge", True), ("vllm", "sampler", False), ("library", "judge", False)]
 )
-def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutral, fault, question):
+def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutral, fault, question, monkeypatch):
     def handle(request, n):
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": owner}]})
         return completion(GOOD)
 
     settings = {"request": {"min_p": None}, "role": role}
-    openai_client.VLLM.clear()
+    monkeypatch.setattr(openai_client, "VLLM", {})
     assert ask_all(Judge(Servers([fault.client(handle, 0, **settings)])), [question] * 3) == [1] * 3
     assert len(fault.seen) == 3 + (role == "judge"), "one look at the models, before the first question"
     expected = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0} if neutral else {}
     assert fault.seen[-1].items() & openai_client.NEUTRAL.items() == expected.items()
+
+
+def test_a_list_of_models_that_fails_or_hangs_holds_no_question(fault, question, monkeypatch):
+    monkeypatch.setattr(openai_client, "PENALTY_SECONDS", 0.1)
+    for answer in (status(500), status(429), hang):
+        monkeypatch.setattr(openai_client, "VLLM", {})
+        judge = Judge(Servers([fault.client(by_path(answer, saying(GOOD)), 2)]))
+        assert ask_all(judge, [question] * 3) == [1] * 3
+        assert len(fault.seen) == fault.asked + 1, "one look, without retries"
+
+
+def by_path(models: Callable, chat: Callable) -> Callable:
+    return lambda request, n: (models if request.path == "/v1/models" else chat)(request, n)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gone"),
+    [(status(404), True), (status(503), True), (body(b"<html>"), True), (saying("p"), False)]
+    + [(status(code), False) for code in (400, 402, 403, 429)] + [(hang, False)],
+)  # fmt: skip
+def test_a_refused_token_or_a_late_one_shows_that_a_server_is_there(answer, gone, fault, monkeypatch):
+    monkeypatch.setattr(openai_client, "PROBE_SECONDS", 0.1)
+    client = fault.client(answer, 0)
+    assert within(PATIENT, client, client.gone) is gone
 
 
 def test_client_uses_no_proxy_of_the_environment_on_this_machine_and_names_it_elsewhere(fault, question, monkeypatch):

@@ -59,7 +59,7 @@ def test_judge_client_that_cannot_be_made_is_named_at_once():
         (f"{__name__}.config", None, {}, "it must be a dataclass"),
         (OWN, None, {}, f"judge_client_args: {OWN} needs a value for 'word'"),
         (OWN, {"word": 3}, {}, "needs a text for 'word', got 3"),
-        (OWN, {"words": "x"}, {}, "no argument 'words'; it has word, count"),
+        (OWN, {"words": "x"}, {}, "no argument 'words' (did you mean word?); it has word, count"),
         (OWN, "{", {}, "judge_client_args is not JSON"),
         (None, word, {}, "judge_client_args is set, but judge_client is not"),
         (OWN, word, server, "judge_client and judge_url are both set"),
@@ -110,6 +110,8 @@ def test_a_reward_that_is_no_number_leaves_its_step_and_none_leaves_a_rollout_ou
     with pytest.raises(NotFiniteError, match="gave nan for rollout 0"):
         monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda *_: torch.tensor([[0.0, 0.0, math.nan]]))
         trainer._calculate_rewards([{}] * 24, [], [], [])
+    trainer.reward_weights[2] = 0  # what is only logged ends no run
+    assert trainer._calculate_rewards([{}] * 24, [], [], [])[0, 2].isnan()
 
 
 def test_a_reward_model_of_trl_is_named_by_a_text(training, monkeypatch):

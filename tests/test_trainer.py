@@ -279,10 +279,12 @@ def test_beside_takes_functions_that_trl_calls_itself():
         with pytest.raises(SettingsError, match="beside takes functions"):
             RankBufferReward.beside(None, other)
     for value in (math.nan, -math.inf):
-        rank = SimpleNamespace(_unscored=[False, False])
+        rank = SimpleNamespace(_unscored=[False, False], _evaluating=False)
         _, length = RankBufferReward.beside(rank, lambda value=value, **columns: [None, value])
         with pytest.raises(NotFiniteError, match=r"gave .* for rollout 1"):
             length()
+        rank._evaluating = True
+        assert length() == [None, None], "an evaluation goes on"
 
 
 def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):

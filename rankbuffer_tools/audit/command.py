@@ -173,11 +173,11 @@ def audit(config: AuditConfig) -> Audit:
 
 
 def check_same_judge(result: Path, judge: str) -> None:
-    """Refuse to write over the audit of another judge. The same judge may have another address."""
+    """Refuse to write over the audit of another judge than the embedded one. A judge may have another address."""
     old = judge
     with suppress(OSError, ValueError, LookupError, TypeError):  # there is none, or it cannot be read
         old = str(json.loads(result.read_text(encoding="utf-8"))["judge"])
-    if old.partition(" at ")[0] != judge.partition(" at ")[0]:
+    if old != RubricJudge.name and old.partition(" at ")[0] != judge.partition(" at ")[0]:
         raise SettingsError(f"{result} holds the audit of {old}: name another folder with --output_dir")
 
 

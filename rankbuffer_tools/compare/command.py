@@ -11,10 +11,11 @@ command prints the price alone. Answers and judgments are kept, so the same comm
 import asyncio
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.data import QueryTable, load_queries
@@ -56,7 +57,7 @@ def compare(config: CompareConfig) -> int:
         check_same_comparison(config, result)
         prompts = policies.prompts_of(config, queries)
         duels = policies.longest(config, prompts)
-        result["run"] = seen_in_training(config, queries)
+        result["run"] = seen_in_training(config, queries, result["models"].values())
     else:
         with open_runs([str(config.run_dir)]) as (run,):
             check_rubrics(run)
@@ -99,7 +100,9 @@ def check_same_comparison(config: CompareConfig, planned: Mapping[str, Any]) -> 
     old: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # there is none, or it cannot be read
         old = json.loads(config.result.read_text(encoding="utf-8"))
-    if any(old.get(name, planned[name]) != planned[name] for name in ("models", "dataset")):
+    if not isinstance(old, dict) or "models" not in old:
+        return
+    if any(resolved(old.get(name, planned[name])) != resolved(planned[name]) for name in ("models", "dataset")):
         models = " ".join(f"{label}={model}" for label, model in old["models"].items())
         raise SettingsError(
             f"{config.result} holds the comparison of {models} on {old.get('dataset', 'other prompts')}: name another"
@@ -107,8 +110,16 @@ def check_same_comparison(config: CompareConfig, planned: Mapping[str, Any]) -> 
         )
 
 
-def seen_in_training(config: CompareConfig, queries: QueryTable) -> str:
-    """Return the id of the run whose answers are compared, and say if it was trained on these prompts."""
+def resolved(names: Any) -> Any:
+    """Return names of policies or data in the one form that two spellings of a path share."""
+    if isinstance(names, Mapping):
+        return {label: resolved(name) for label, name in names.items()}
+    return str(Path(names).resolve()) if Path(names).exists() else names
+
+
+def seen_in_training(config: CompareConfig, queries: QueryTable, models: Iterable[str]) -> str:
+    """Return the id of the run if one of the policies is in its folder, and say if it was trained on these prompts."""
+    own = any(Path(each).resolve().is_relative_to(Path(config.run_dir or "").resolve()) for each in models)
     try:
         with closing(read_store(config.run_dir)) if config.run_dir else nullcontext() as store:
             seen = {*queries.ids} & {*history.query_ids(store)} if store else ()
@@ -117,7 +128,7 @@ def seen_in_training(config: CompareConfig, queries: QueryTable) -> str:
                     f"{len(seen):,} of {len(queries.ids):,} prompts are among those that the run was trained on, so"
                     " they do not show what it does with others: compare on prompts that were kept apart"
                 )
-            return history.run_id(store) if store else ""
+            return history.run_id(store) if store and own else ""
     except StoreError:  # a folder without a store, such as a policy's
         return ""
 

@@ -215,10 +215,14 @@ class ResumableTrainer(GRPOTrainer):
     def _get_grad_norm(self, *args, **kwargs) -> Any:
         """Return the norm of the gradient as transformers does. Leave the step if it would destroy the policy."""
         norm = super()._get_grad_norm(*args, **kwargs)
-        # With fp16, the scaler leaves such a step out. DeepSpeed tells the norm of a step that it has taken.
-        if norm is not None and not (self.args.fp16 or self.is_deepspeed_enabled or math.isfinite(norm)):
+        # In half precision, the scaler leaves such a step out. DeepSpeed tells the norm of a step that it has taken.
+        half = self.accelerator.scaler is not None
+        if norm is not None and not (half or self.is_deepspeed_enabled or math.isfinite(norm)):
             fault = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
-            raise NotFiniteError(f"{fault}, so the step was not taken: lower learning_rate, or set dtype to float32")
+            raise NotFiniteError(
+                f"{fault}, so the step was not taken: set dtype to float32, or start again with a lower learning_rate,"
+                " because a resume keeps that of its checkpoint"
+            )
         return norm
 
     def _save_without_step(self) -> None:
@@ -310,11 +314,20 @@ class ResumableTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(checkpoint))
+            # transformers uploads in a thread, and nobody reads what it raises.
+            for job in getattr(self.push_in_progress, "jobs", ()):
+                job.add_done_callback(warn_of_push)
         if self.args.should_save:  # by step, and not by the clock as transformers does
             delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing: `_save_checkpoint` pushes, once the checkpoint is whole."""
+
+
+def warn_of_push(job: Any) -> None:
+    """Say that a checkpoint is not on the Hub, where a run on another machine would look for it."""
+    if not job.cancelled() and (error := job.exception()):
+        logger.warning(f"a checkpoint did not reach the Hub, and the run goes on: {str(error).splitlines()[0][:300]}")
 
 
 def random_states() -> Callable[[], None]:

@@ -5,6 +5,7 @@ scores looks them up here. The table is an Arrow file mapped into memory: 100,00
 not of their texts.
 """
 
+import ast
 import hashlib
 import json
 import logging
@@ -40,14 +41,17 @@ QUERY_COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
 MEDIA = re.compile("^(image|audio|video)s?:|: .*(Image|Audio|Video)[(]", re.IGNORECASE)  # a name, or a type
-# A whole prompt that a program made of messages: their JSON or Python, or what a chat template writes.
-DUMPED = re.compile(
-    r"""\s*[\[{](?=.*["'](?:role|from)["']\s*:\s*["'](?:system|developer|user|human|assistant|gpt)["'])"""
-    r"""(?=.*["'](?:content|value)["']\s*:).*[\]}]\s*""",
-    re.DOTALL,
+# A whole prompt as a chat template writes it, from the header of a role to that of the answer or the end of a turn.
+BAR = r"[|\uff5c]"
+RENDERED = re.compile(
+    rf"\s*(?:<(?:s|bos|BOS_TOKEN|{BAR}begin[^<>\s]*)>\s*)?"
+    rf"(?:<\|(?:im_start|start_header_id)\|>\w|<start_of_turn>\w|<\|turn>\w|<{BAR}(?:user|system){BAR}>"
+    r"|\[(?:INST|SYSTEM_PROMPT)\]).*"
+    r"(?:<\|im_start\|>assistant|<\|(?:im_end|end_header_id|eot_id)\|>|<start_of_turn>model|<end_of_turn>|<turn\|>"
+    rf"|<{BAR}assistant{BAR}>|\[/INST\])\s*(?:<think>\s*(?:</think>\s*)?)?",
+    re.DOTALL | re.IGNORECASE,
 )
-SPECIAL_TOKEN = r"(?:<[|\uff5c][^\s<>]+>|<(?:turn\||(?:start|end)_of_turn)>|\[/?(?:INST|SYSTEM_PROMPT)\])"
-RENDERED = re.compile(rf"\s*(?:<(?:s|bos|BOS_TOKEN)>\s*)?{SPECIAL_TOKEN}.*{SPECIAL_TOKEN}", re.DOTALL)
+ROLES = ("system", "developer", "user", "human", "assistant", "gpt")
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
@@ -396,6 +400,25 @@ def text_faults(key: str, value: object) -> Iterator[Fault]:
         yield key, fault, value
 
 
+def spells_messages(text: str) -> bool:
+    """Say whether a whole text is the JSON or Python of messages."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return False
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = parse(text.strip())
+            if isinstance(value, dict) and len(value) == 1:  # {"messages": [...]}
+                value = next(iter(value.values()))
+            messages = value if isinstance(value, list) else [value]
+            return bool(messages) and all(
+                isinstance(each, dict)
+                and ("content" in each or "value" in each)
+                and each.get("role", each.get("from")) in ROLES
+                for each in messages
+            )
+    return False
+
+
 def prompt_faults(prompt: Any) -> Iterator[Fault]:
     if not isinstance(prompt, list) or not prompt:
         yield "prompt", 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]', prompt
@@ -405,13 +428,13 @@ def prompt_faults(prompt: Any) -> Iterator[Fault]:
         yield from text_faults(f"prompt[{i}].role", message["role"])
         yield from text_faults(f"prompt[{i}].content", message["content"])
     text = prompt[0]["content"] if len(prompt) == 1 else ""
-    if DUMPED.fullmatch(text):
+    if spells_messages(text):
         yield (
             "prompt",
             "must be the list of messages itself, not a text that spells it: parse it, as json.loads does",
             text,
         )
-    if RENDERED.match(text):
+    if RENDERED.fullmatch(text):
         yield "prompt", "must be the user's words without a chat template, which is added later: take it off", text
     if prompt[-1]["role"] != "user":
         yield "prompt", "must end with a user message", prompt[-1]["role"]

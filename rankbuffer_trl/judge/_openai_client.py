@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
 from ._completion import FLAGGED, FREE_FORM, WITHHELD, fault_in_content, read_completion, words_of
 from ._endpoint import Endpoint, read_key
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
+PENALTY_SECONDS = 5.0  # for a list of models that a run can do without
 LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
 TOTAL_TIMEOUTS = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
@@ -162,7 +163,7 @@ class OpenAIClient:
                 raise self._error(page) from None
             raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
 
-    async def models(self) -> dict[str, int | None]:
+    async def models(self, client: AsyncOpenAI | None = None) -> dict[str, int | None]:
         """Return the models that the server lists, each with its context length in tokens if the server says it.
 
         Raises:
@@ -171,7 +172,7 @@ class OpenAIClient:
         seconds = min(LOOK_SECONDS, self.endpoint.timeout)
         try:
             async with asyncio.timeout(seconds):
-                page = await self._client.models.list()
+                page = await (client or self._client).models.list()
             VLLM[self.url] = any(getattr(model, "owned_by", None) == "vllm" for model in page.data)
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
@@ -184,17 +185,19 @@ class OpenAIClient:
     async def find_penalties(self) -> None:
         """Ask a judge's server once whether it is vLLM, which else answers under the penalties of the model's file."""
         if self.role == "judge" and self.url not in VLLM:
-            if self._finding is None or self._finding.done():  # all questions of a first step wait for one look
-                self._finding = asyncio.create_task(self._find_penalties())
+            VLLM[self.url] = False  # if it gives no list, until it comes back from an outage
+            self._finding = asyncio.create_task(self._find_penalties())
+        if self._finding and not self._finding.done():  # all questions of a first step wait for one look
             await asyncio.shield(self._finding)
 
+    def forget_penalties(self) -> None:
+        """Look again before the next question: a server that is back may be another one."""
+        VLLM.pop(self.url, None)
+
     async def _find_penalties(self) -> None:
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                await self.models()
-        except (TransportError, TimeoutError) as fault:
-            if getattr(fault, "kind", "") == "refused":  # it has no list; one that is down is asked again
-                VLLM[self.url] = False
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(PENALTY_SECONDS):
+                await self.models(self._hasty)
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Count the tokens of a prompt in the server's chat template; `None` if it cannot (vLLM and llama.cpp can)."""
@@ -217,6 +220,21 @@ class OpenAIClient:
             return bool((await self._ping()).json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
+
+    async def gone(self) -> bool:
+        """Say whether nothing answers for the model any more. Whoever refuses this request, or lets it wait, is there.
+
+        Some servers take no request for one token, and one that is busy may not answer in time.
+        """
+        try:
+            (await self._ping()).json()
+        except APIStatusError as error:
+            return error.status_code == 404 or error.status_code >= 500 or error.status_code in PASSING
+        except (APITimeoutError, TimeoutError):
+            return False
+        except (OpenAIError, ValueError, RecursionError):  # no connection, or a page
+            return True
+        return False
 
     async def unknown(self) -> bool:
         """Say whether the server has no such model (HTTP 404), asked for one token of it."""

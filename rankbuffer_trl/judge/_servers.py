@@ -123,13 +123,13 @@ class Servers:
         return reply
 
     async def _is_gone(self, client: OpenAIClient, fault: TransportError) -> bool:
-        """Say whether a server that has answered before gives no token any more.
+        """Say whether a server that has answered before is gone, with a gateway that answers for it.
 
-        A gateway answers for a server that starts again: 404, 500, or a page with status 200. A token that is asked
-        for shows whether such an answer is about the question or the server.
+        That answers 404, 500, or a page with status 200 while the server starts again. A token that is asked for shows
+        whether such an answer is about the question or the server.
         """
         about_server = fault.status in (None, 404) or fault.status >= 500 or fault.status in PASSING
-        return about_server and fault.kind != "down" and self._answered_at > -math.inf and not await client.alive()
+        return about_server and fault.kind != "down" and self._answered_at > -math.inf and await client.gone()
 
     def _all_down(self) -> bool:
         return len(self._down) == len(self.clients)
@@ -185,6 +185,7 @@ class Servers:
         probe = self._down.pop(client, None)
         if probe is None:
             return
+        client.forget_penalties()
         self._back.set()
         if probe is not asyncio.current_task():  # a probe that finds it up ends by itself
             probe.cancel()

@@ -340,6 +340,7 @@ class RankBufferReward:
         self._queries, self._eval_queries = queries, eval_queries or ()
         self.answers = answers or AnswerExtractor()
         self._unscored: list[bool] = []  # of the rollouts of the last call
+        self._evaluating = False  # in the last call
         self._reward = GroupReward(
             queries,
             made_on_main_process(lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout)),
@@ -372,6 +373,7 @@ class RankBufferReward:
                     f"RankBufferReward does not know the prompt that begins with {first_words(prompt)}: pass the"
                     " trainer's train_dataset as dataset, and its eval_dataset as eval_dataset"
                 )
+        self._evaluating = any(id in self._eval_queries for id in ids)
         rewards = self._reward(
             completions,
             ids,
@@ -400,7 +402,11 @@ class RankBufferReward:
             def reward(**columns: Any) -> list[float | None]:
                 rewards = with_inf_for_nan(function)(**columns)
                 if odd := [(row, value) for row, value in enumerate(rewards) if value in (inf, -inf)]:
-                    raise NotFiniteError(not_finite(function.__name__, *odd[0]))
+                    message = not_finite(function.__name__, *odd[0])
+                    if not self._evaluating:
+                        raise NotFiniteError(message)
+                    logger.warning_once(message)
+                    rewards = [None if value in (inf, -inf) else value for value in rewards]
                 values = zip(rewards, self._unscored, strict=True)  # TRL has just called this object
                 # With `None` from all functions, TRL leaves a rollout out. Else TRL would count its rank as 0, that
                 # of an average answer.

@@ -238,13 +238,15 @@ class RankBufferTrainer(ResumableTrainer):
         ]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         odd = rewards.isinf() | (rewards.isnan() & self._is_model.to(rewards.device))  # a model gives no `None`
-        if odd.any():
-            row, column = odd.nonzero()[0].tolist()
-            message = not_finite(self.reward_func_names[column], row, rewards[row, column].item())
-            if training:
-                raise NotFiniteError(message)
-            once.warning_once(message)
-            rewards[odd] = torch.nan
+        counts = odd & (self.reward_weights.to(rewards.device) != 0)  # others are logged alone
+        for fault in (counts, odd):
+            if fault.any():
+                row, column = fault.nonzero()[0].tolist()
+                message = not_finite(self.reward_func_names[column], row, rewards[row, column].item())
+                if training and fault is counts:
+                    raise NotFiniteError(message)
+                once.warning_once(message)
+        rewards[odd] = torch.nan
         # The whole row: TRL leaves it out of the baseline and gives it no advantage. With a NaN in the rank column
         # alone, TRL would take the rank reward for 0.
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan

@@ -171,6 +171,12 @@ class Remote:
     async def find_penalties(self) -> None:
         pass
 
+    def forget_penalties(self) -> None:
+        pass
+
+    async def gone(self) -> bool:
+        return self.state != "up"
+
     async def alive(self) -> bool:
         self.looks += 1
         if self.state == "hanging":
