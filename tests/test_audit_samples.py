@@ -288,6 +288,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys)
         ("no JSON", False),
         ("[]", False),
         ('{"judge": "k at a"}', True),
+        ('{"judge": "embedded rubric judge"}', False),
     ):
         (out / "audit.json").write_text(text)
         with pytest.raises(SettingsError, match="holds the audit of k at a: ") if lost else nullcontext():

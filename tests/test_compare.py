@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import os
 import re
 import shutil
 import signal
@@ -362,6 +363,9 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
         assert "holds the comparison of before=" in command(*words, *others)
         (run / REPORT / "compare.json").write_text(json.dumps(found | {"dataset": "b.jsonl"}))
         assert "on b.jsonl: name another file with --output" in command(*words, "--dry_run", "true")
+        for odd in ([1], None, {}, found | {"dataset": os.path.relpath(data_file)}):
+            (run / REPORT / "compare.json").write_text(json.dumps(odd))
+            assert "name another file" not in command(*words, "--dry_run", "true")
         command(*words, "--no_rubrics", "true")
         prompts = [body["messages"][0]["content"] for body in judge.bodies]
     assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:13])

@@ -2,10 +2,12 @@
 
 import re
 import zipfile
+from concurrent.futures import Future
 from unittest.mock import Mock
 
 import pytest
 import transformers.trainer
+from accelerate import PartialState
 from datasets import load_dataset
 from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
@@ -16,6 +18,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rankbuffer_trl.checkpointing._trainer import warn_of_push
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
 from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.monitoring._buffer_table import TABLE_FILE
@@ -117,6 +120,18 @@ def test_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, t
     with pytest.raises(OSError, match=r"^the push failed$"):
         train(tmp_path / "run", tiny_policy, rows, max_steps=2, save_steps=2, **PUSH)
     assert why_torn(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_a_checkpoint_that_does_not_reach_the_hub_is_named(caplog):
+    PartialState()  # which a training has
+    failed, whole, cancelled = Future(), Future(), Future()
+    failed.set_exception(OSError("403: no\nmore"))
+    whole.set_result("url")
+    cancelled.cancel()
+    for job in (failed, whole, cancelled):
+        job.add_done_callback(warn_of_push)
+    (line,) = caplog.messages
+    assert line == "a checkpoint did not reach the Hub, and the run goes on: 403: no"
 
 
 def test_no_file_of_a_run_holds_its_token(tmp_path, tiny_policy, rows, hub):

@@ -1,10 +1,12 @@
 """Saves, restores and rewinds of the store: each gives back what was there, and a bad save is refused at no cost."""
 
+import errno
 import os
 import shutil
 import sqlite3
 import struct
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rankbuffer_trl.files import replacing
+from rankbuffer_trl.files import replacing, sync
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store._buffer_store import STORE_FILE
 
@@ -290,3 +292,12 @@ def test_replacing_by_two_writers_at_once_leaves_the_whole_file_of_the_last(tmp_
     with replacing(path) as draft:
         draft.write_text("{}")
     assert sorted(tmp_path.iterdir()) == sorted([path, fresh]), "a draft that nobody writes any more is deleted"
+
+
+def test_sync_takes_a_folder_for_which_a_file_system_has_no_fsync(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for code, folder_fails in ((errno.EINVAL, False), (errno.ENOTSUP, False), (errno.ENOSPC, True)):
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(code, "no")))
+        for path, fails in ((tmp_path, folder_fails), (tmp_path / "file", True)):
+            with pytest.raises(OSError, match="no") if fails else nullcontext():
+                sync(path)
