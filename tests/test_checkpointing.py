@@ -145,10 +145,10 @@ def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy,
     assert not [*(tmp_path / "inside").glob("checkpoint-*")]
 
 
-@pytest.mark.parametrize(("fp16", "left"), [(False, True), (True, False)])
-def test_a_step_without_a_finite_gradient_is_not_taken(tmp_path, tiny_policy, fp16, left):
+@pytest.mark.parametrize(("scaler", "left"), [(None, True), (torch.amp.GradScaler("cpu", enabled=False), False)])
+def test_a_step_without_a_finite_gradient_is_not_taken(tmp_path, tiny_policy, scaler, left):
     trainer = make(tmp_path, tiny_policy, Rewards(), save_strategy="no", max_steps=3, scale_rewards="none")
-    trainer.args.fp16 = fp16
+    trainer.accelerator.scaler = scaler
     trainer.reward_funcs = [lambda trainer_state, **_: [1.0, -math.inf if trainer_state.global_step == 2 else 2.0]]
     with pytest.raises(NotFiniteError, match="the gradient of step 3") if left else nullcontext():
         trainer.train()
