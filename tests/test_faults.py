@@ -481,6 +481,9 @@ def test_client_reads_token_counts_where_there_are_any(fault, question):
     for total, expected in ((1305, 1005), (305, 5), (0, 5), (10**30, 5), (-1, 5), ("1305", 5)):
         usage = thought | {"total_tokens": total}
         assert ask(fault.judge(saying(GOOD, usage), 0), question)[1].usage == (300, 0, expected), total
+    apart = {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 5025}
+    apart["prompt_tokens_details"] = {"cached_tokens": 5000}
+    assert ask(fault.judge(saying(GOOD, apart), 0), question)[1].usage == (5020, 5000, 5), "cached tokens apart"
     for usage in ({"prompt_tokens_details": 3}, {"prompt_tokens_details": ["x"]}, "many", [1]):
         verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
         assert verdict == 1 and all(type(count) is int for count in (*call.usage, *call.spent)), usage

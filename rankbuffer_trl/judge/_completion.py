@@ -17,7 +17,8 @@ LIMIT = re.compile("length|max|limit|context|truncat", re.I)
 ABRUPT = re.compile("unexpected|premature|early|incomplete", re.I)
 FILTER = re.compile("filter|safety|refus|sensitive|prohibit|block|recitation|spii|guardrail|toxic|moderation", re.I)
 TOO_LONG = re.compile(r"context.{0,9}(length|size|window)|too long|exceeds the maximum", re.I)  # words of a 400
-FLAGGED = re.compile(r"content.?filter|content management policy|flagged|moderation", re.I)  # words of a 400 or 403
+# Words of a 400 or 403 that withholds an answer. An account can be flagged, too.
+FLAGGED = re.compile(r"content.?(filter|management policy)|(input|prompt|content) was flagged|moderation", re.I)
 STATUSES = (  # what an error without a number is, by its own words
     (402, re.compile(r"insufficient.?(quota|balance|funds|credit)|billing|payment", re.I)),
     (401, re.compile(r"invalid.?api.?key|unauthori[sz]ed|authentication", re.I)),
@@ -112,10 +113,11 @@ def read_usage(usage: Any) -> Usage:
         whole(usage.get(f"{one}_tokens") or usage.get(f"{other}_tokens") or 0)
         for one, other in (("prompt", "input"), ("completion", "output"), ("total", "total"))
     )
-    counts = Usage(prompt, total, completion)
-    if counts == counts.possible:
+    cached, counts = whole(cached or 0), Usage(prompt, total, completion)
+    if counts == counts.possible and Usage(cached).possible == Usage(cached):
+        prompt += cached if cached > prompt else 0  # some count them apart
         completion = max(completion, total - prompt)  # some gateways leave a thought out of the completion
-    return Usage(prompt, whole(cached or 0), completion)
+    return Usage(prompt, cached, completion)
 
 
 def whole(count: Any) -> Any:
