@@ -315,7 +315,7 @@ class ResumableTrainer(GRPOTrainer):
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(checkpoint))
             # transformers uploads in a thread, and nobody reads what it raises.
-            for job in getattr(self.push_in_progress, "jobs", ()):
+            for job in getattr(getattr(self, "push_in_progress", None), "jobs", ()):
                 job.add_done_callback(warn_of_push)
         if self.args.should_save:  # by step, and not by the clock as transformers does
             delete_oldest(run, limit, self.state.best_model_checkpoint)
