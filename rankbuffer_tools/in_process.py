@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -70,7 +70,9 @@ class TransformersJudge:
         """The model, for messages."""
         return f"{self.model} in this process"
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
+    async def complete(
+        self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally
+    ) -> Reply:
         """Answer as [`~judge.ChatClient`] says. A question with a verdict gets an answer that can be that verdict.
 
         Raises:
@@ -83,13 +85,13 @@ class TransformersJudge:
     async def close(self) -> None:
         """Keep the model, which another client of this process may use."""
 
-    def _answer(self, messages: list[dict[str, str]], question: Any, seed: int, tally: Tally) -> Reply:
+    def _answer(self, messages: Sequence[dict[str, str]], question: Any, seed: int, tally: Tally) -> Reply:
         # At the first question, in the main process alone.
         tokenizer, network = load(self.model, self.device, self.dtype)
         started, tally.attempts = time.perf_counter(), tally.attempts + 1
         try:
             form = dict(add_generation_prompt=True, return_dict=True, return_tensors="pt")
-            prompt = tokenizer.apply_chat_template(messages, **form, **self.template).to(network.device)
+            prompt = tokenizer.apply_chat_template(list(messages), **form, **self.template).to(network.device)
             fields, verdict = question.fields("none", 0), getattr(question, "verdict", None)
             length, room = prompt["input_ids"].shape[1], getattr(network.config, "max_position_embeddings", 2**31)
             if length + (most := fields.get("max_tokens") or room - length) > room:

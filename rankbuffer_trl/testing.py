@@ -92,9 +92,9 @@ class ScriptedClient:
         self.seen: list[list[dict]] = []
         self.questions: list[Any] = []
 
-    async def complete(self, messages: list[dict], *, question: Any, seed: int, tally: Any) -> Reply:
+    async def complete(self, messages: Sequence[dict], *, question: Any, seed: int, tally: Any) -> Reply:
         """Answer as the test decides."""
-        self.seen.append(messages)
+        self.seen.append(list(messages))
         self.questions.append(question)
         tally.server, tally.attempts = self.name, tally.attempts + 1
         await asyncio.sleep(0)

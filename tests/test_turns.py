@@ -9,7 +9,7 @@ from helpers.servers import GOOD, PATIENT, completion, hang, status
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import Judge, insertion_question
+from rankbuffer_trl.judge import Judge, Question, insertion_question
 from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.judge._turns import MOST_ROUNDS, Turns
 
@@ -100,3 +100,23 @@ def test_turns_lose_no_slot_and_make_none(most, events):
             assert turns._slots._value + held - turns._debt == turns.now and 1 <= turns.now <= most
 
     asyncio.run(run())
+
+
+def test_the_prompt_of_a_question_that_waits_for_its_turn_is_not_written(fault, query):
+    """All pairs of a large group hold hundreds of megabytes otherwise."""
+    written, answered = [], []
+
+    class Counted(Question):
+        def chat(self, guard=False):
+            written.append(len(answered))
+            return super().chat(guard)
+
+    async def answer(request, n):
+        await asyncio.sleep(0)
+        answered.append(n)
+        return completion("no verdict" if n == 1 else GOOD)
+
+    questions = [Counted(**vars(insertion_question(query, ["bad", "good"], str(i)))) for i in range(12)]
+    assert ask_all(Judge(Servers([fault.client(answer, 0, concurrency=2)])), questions) == [1] * 12
+    assert len(written) == 12, "once, also if it is asked again"
+    assert all(i < 2 + before for i, before in enumerate(written)), "two are in flight"

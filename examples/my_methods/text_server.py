@@ -22,8 +22,8 @@ class TextServer:
         self._slots = asyncio.Semaphore(self.concurrency)
 
     async def complete(self, messages, *, question, seed, tally) -> Reply:
-        prompt = "\n\n".join(message["content"] for message in messages)
         async with self._slots:
+            prompt = "\n\n".join(message["content"] for message in messages)  # written here, when it is first read
             started = time.perf_counter()
             tally.server, tally.attempts = self.url, tally.attempts + 1
             try:

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 from ..groups import storable
@@ -62,15 +62,39 @@ class Askable(Protocol):
         """Return the value of a reply, or raise [`VerdictError`]."""
 
 
+class Messages(Sequence[dict[str, str]]):
+    """The messages of a question, written when they are first read.
+
+    A client reads them when the question has its turn, because a step of large groups has thousands of questions that
+    wait for one, and each prompt holds all its responses.
+    """
+
+    def __init__(self, question: Askable, guard: bool):
+        self.question, self.guard = question, guard
+
+    @cached_property
+    def _written(self) -> list[dict[str, str]]:
+        return self.question.chat(self.guard)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._written[index]
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+
 class ChatClient(Protocol):
     """The client that answers for a judge: [`RubricJudge`], or one or several servers as [`Servers`]."""
 
     name: str
     """The endpoint and the model, for messages."""
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
+    async def complete(
+        self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally
+    ) -> Reply:
         """Answer a chat about `question` deterministically, or raise [`TransportError`].
 
+        `messages` are written when they are first read, so a client reads them in the question's turn.
         Requests, seconds and the server are added to `tally` as they happen.
         """
 
@@ -162,8 +186,8 @@ class Judge:
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger."""
-        messages = question.chat(self.guard)
-        opening = len(messages)
+        messages: Sequence[dict[str, str]] = Messages(question, self.guard)
+        opening = messages
         verdict, outcome, error = None, "malformed", ""
         usage, answer, tally = Usage(), "", Tally()
         transport_error: TransportError | None = None
@@ -189,7 +213,8 @@ class Judge:
                     if isinstance(fault, ProbabilityError) or reply.final:  # the answer would be the same
                         break
                     if not question.afresh:  # with the fault named, a deterministic judge can answer differently
-                        messages = messages[:opening] + [
+                        messages = [
+                            *opening,
                             {"role": "assistant", "content": defuse(answer.strip()[:REPEATED]) or "(no answer)"},
                             {"role": "user", "content": REPEAT.format(error=defuse(str(fault)[:REPEATED]))},
                         ]

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -113,7 +114,7 @@ class OpenAIClient:
         self._finding: asyncio.Task | None = None
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally, retry: bool = True
+        self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally, retry: bool = True
     ) -> Reply:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
@@ -121,8 +122,8 @@ class OpenAIClient:
         fields = {"temperature": 0, "seed": 0} | neutral | self._question_fields(question)
         if fields["seed"] is not None:
             fields["seed"] += seed  # a repeat must be able to answer differently
-        body = self._body(messages=messages, **fields)
         async with self.turns:
+            body = self._body(messages=list(messages), **fields)
             started = time.perf_counter()
             tally.server = self.server
             tally.attempts += 1

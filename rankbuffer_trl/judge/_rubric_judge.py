@@ -19,6 +19,7 @@ Words are compared by their stem, so that `rinsing` satisfies `rinse`.
 import json
 import re
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ..stems import WORD, content_stems, stem_all
@@ -39,7 +40,9 @@ class RubricJudge:
     name = "embedded rubric judge"
     model = "rubric-judge"
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
+    async def complete(
+        self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally
+    ) -> Reply:
         started = time.perf_counter()
         tally.attempts += 1
         try:
@@ -48,7 +51,7 @@ class RubricJudge:
         finally:
             tally.seconds += time.perf_counter() - started
 
-    def answer(self, messages: list[dict[str, str]]) -> tuple[str, Usage]:
+    def answer(self, messages: Sequence[dict[str, str]]) -> tuple[str, Usage]:
         """Answer the first user message.
 
         Raises:

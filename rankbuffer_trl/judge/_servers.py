@@ -63,7 +63,9 @@ class Servers:
         clients = [OpenAIClient(url, endpoint.model, *arguments) for url in endpoint.urls]
         return cls(clients, wait=endpoint.wait)
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
+    async def complete(
+        self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally
+    ) -> Reply:
         order = self.order(question.query_id)
         request = {"messages": messages, "question": question, "seed": seed, "tally": tally}
         hold = 0
