@@ -152,17 +152,12 @@ class OpenAIClient:
                 note=self._without_key(note[:MOST_WORDS]),
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            begins = response.content.lstrip()
+            begins, cause = response.content.lstrip(), f"({type(error).__name__}: {str(error)[:MOST_WORDS]})"
             if begins.startswith((b"data:", b"event:", b":")):
-                raise self._error(
-                    "it streams its answer, which was not asked for: name a server that does not"
-                ) from None
-            if begins.startswith(b"<"):
-                page = (
-                    f"not a chat completion but a web page: does {self.role}_url name the interface, such as .../v1?"
-                )
-                raise self._error(page) from None
-            raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
+                cause = "because it streams its answer, which was not asked for: name a server that does not"
+            elif begins.startswith(b"<"):
+                cause = f"but a web page: does {self.role}_url name the interface, such as .../v1?"
+            raise self._error(f"not a chat completion {cause}") from error
 
     async def models(self, client: AsyncOpenAI | None = None) -> dict[str, int | None]:
         """Return the models that the server lists, each with its context length in tokens if the server says it.

@@ -171,17 +171,13 @@ class Servers:
         state = "at its limit" if cause.limited else "down"
         back = self._return(client, self._pause(cause)) if cause.limited else self._probe(client)
         self._down[client] = asyncio.create_task(back)
-        if not self._all_down():
-            text = "the %s server %s is %s, its queries move to another one: %s"
-            logger.warning(text, client.role, client.url, state, cause)
-            return
-        self._back.clear()
-        self._wait_ends, self._gave_up, self._at_limit = time.monotonic() + self.wait, False, cause.limited
-        if self._waiting():
-            text = "the %s server %s is %s, questions wait up to %g s for one that answers: %s"
-            logger.warning(text, client.role, client.url, state, self.wait, cause)
-        else:
-            logger.warning("the %s server %s is %s, there is no other one: %s", client.role, client.url, state, cause)
+        follows = "its queries move to another one"
+        if self._all_down():
+            self._back.clear()
+            self._wait_ends, self._gave_up, self._at_limit = time.monotonic() + self.wait, False, cause.limited
+            wait = f"questions wait up to {self.wait:g} s for one that answers"
+            follows = wait if self._waiting() else "there is no other one"
+        logger.warning("the %s server %s is %s, %s: %s", client.role, client.url, state, follows, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
         probe = self._down.pop(client, None)
