@@ -263,7 +263,7 @@ class BufferStore:
                 spending = Spending(self.path).begin(saved)  # this may fail, so it comes before any change
             with replacing(self.path) as draft:
                 # Row by row and not as a file, because the file may come from elsewhere.
-                if database.copy_rows(Path(folder) / STORE_FILE, draft) != database.run_id(self._db):
+                if database.copy_rows(Path(folder) / STORE_FILE, draft) != history.run_id(self):
                     self._set_aside()
                 self._db.close()
             self._db = database.open_to_write(self.path)

@@ -190,7 +190,7 @@ def copy_rows(source: Path, target: Path) -> str:
                 # a look at the types.
                 names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
                 db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
-        return run_id(db)
+        return next((id for (id,) in db.execute("SELECT id FROM main.run")), "")
 
 
 def has_reads(db: sqlite3.Connection, schema: str = "main") -> bool:
@@ -200,12 +200,6 @@ def has_reads(db: sqlite3.Connection, schema: str = "main") -> bool:
 
 def pages(db: sqlite3.Connection, schema: str) -> int:
     return db.execute(f"PRAGMA {schema}.page_count").fetchone()[0]
-
-
-def run_id(db: sqlite3.Connection) -> str:
-    """Return the id of the run that the rows belong to, an empty one if there is none."""
-    row = db.execute("SELECT id FROM main.run").fetchone()
-    return row[0] if row else ""
 
 
 def uri(path: Path, mode: str) -> str:

@@ -204,7 +204,10 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
             Columns of `calls` and the value that each must have.
     """
     table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"  # calls have a step alone
-    return {value: sums for (value,), sums in _sums(store, table, [column], {"phase": phase, **equal})}
+    columns = ", ".join([column, *(f"sum({COUNTS.get(field.name, field.name)})" for field in fields(Totals))])
+    rows = _select(store, columns, table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
+    with damage(store.path, "calls", {}):
+        return {value: decode(sums, Totals) for value, *sums in rows}
 
 
 def has_calls(store: Readable, kind: str, since: int = 0) -> bool:
@@ -252,16 +255,6 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
             f"{store}, table {table.split()[0]}{place}: {error}. Another program has changed the store, or the disk"
             " has: use another checkpoint of the run"
         ) from None
-
-
-def _sums(
-    store: Readable, table: str, columns: Sequence[str], equal: dict[str, Any]
-) -> Iterator[tuple[tuple, Totals]]:
-    names, n = ", ".join(columns), len(columns)
-    sums = ", ".join(f"sum({COUNTS.get(field.name, field.name)})" for field in fields(Totals))
-    for row in _select(store, f"{names}, {sums}", table, names, equal, group=f"GROUP BY {names}"):
-        with damage(store.path, "calls", {}):
-            yield row[:n], decode(list(row[n:]), Totals)
 
 
 def _select(
