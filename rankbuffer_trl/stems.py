@@ -23,12 +23,6 @@ def stem_all(text: str) -> list[str]:
     return [stem(word) for word in WORD.findall(text.lower())]
 
 
-def stems_of(text: str) -> set[str]:
-    """Return the different stems of the words of `text`."""
-    # A set: a long answer repeats its words, and each is stemmed once.
-    return {stem(word) for word in set(WORD.findall(text.lower()))}
-
-
 @lru_cache(maxsize=65536)
 def stem(word: str) -> str:
     """Return a crude stem: `stirred`, `stirring` and `stirs` give `stir`; `rinsing` and `rinse` give `rins`."""

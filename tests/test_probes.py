@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.monitoring._probes import probe, probe_groups, probe_metrics, repeated_share, summary
+from rankbuffer_trl.monitoring._probes import probe, probe_groups, probe_metrics, summary
 from rankbuffer_trl.rewards._method import GroupScore
 
 RUBRICS = (Rubric("Says what is needed: a pan, boiling water.", 5), Rubric("Names brands.", -2))
@@ -42,8 +42,8 @@ def slow_repeats(text: str) -> float:
 
 
 @given(st.lists(st.sampled_from("a b C c".split())).map(" ".join))
-def test_repeated_share_counts_the_4_grams_that_came_before(text):
-    assert repeated_share(text) == pytest.approx(slow_repeats(text))
+def test_probe_counts_the_4_grams_that_came_before(text):
+    assert probe(text)["repeated"] == pytest.approx(slow_repeats(text))
 
 
 @given(st.text(st.characters(exclude_categories=())))

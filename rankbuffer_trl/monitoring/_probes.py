@@ -12,7 +12,7 @@ from statistics import fmean
 
 from ..groups import RolloutGroup, Rubric
 from ..rewards._method import GroupScore
-from ..stems import content_stems, stems_of
+from ..stems import content_stems, stem_all
 
 ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)
@@ -32,14 +32,11 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     # A negative weight names what an answer should not have.
     rubric_stems = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
     # Rubrics without English words have no stems, and no such probe.
-    shares = {"rubric_words": len(rubric_stems & stems_of(text)) / len(rubric_stems)} if rubric_stems else {}
+    shares = (
+        {"rubric_words": len(rubric_stems.intersection(stem_all(text))) / len(rubric_stems)} if rubric_stems else {}
+    )
     words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
     return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
-
-
-def repeated_share(text: str) -> float:
-    """Return the share of the 4-grams of words of a text that are repeats."""
-    return share_of_repeats(ANY_WORD.findall(text.lower()))
 
 
 def share_of_repeats(words: Sequence[str]) -> float:
