@@ -56,8 +56,7 @@ class Batches:
             whole = next(step for step in count(self.steps) if self.ends_generation(step))
             raise BatchError(
                 f"the run ends at step {self.steps}, inside a generation of {self.args.steps_in_generation:g} steps,"
-                f" so its last checkpoint could not be resumed exactly: set max_steps to {whole}, or save_strategy to"
-                " no"
+                f" where no checkpoint can be resumed exactly: set max_steps to {whole}, or save_strategy to no"
             )
 
     @cached_property
@@ -66,13 +65,9 @@ class Batches:
         return self.queries // self.args.queries_per_generation  # TRL leaves out queries that fill no generation
 
     @cached_property
-    def micro_steps_per_generation(self) -> int:
-        return self.args.micro_steps_per_generation
-
-    @cached_property
     def steps_per_epoch(self) -> int:
         """The number of optimizer steps in an epoch."""
-        micro_steps = self.generations_per_epoch * self.micro_steps_per_generation
+        micro_steps = self.generations_per_epoch * self.args.micro_steps_per_generation
         # The last step of an epoch may take fewer rollouts.
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
 
@@ -90,13 +85,13 @@ class Batches:
         """Return the number of generations of the first `step` optimizer steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         micro_steps = steps * self.args.gradient_accumulation_steps
-        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.micro_steps_per_generation)
+        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.args.micro_steps_per_generation)
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
         # An epoch begins with a new generation, however much the last step of the epoch before has accumulated.
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
-        return micro_steps % self.micro_steps_per_generation == 0
+        return micro_steps % self.args.micro_steps_per_generation == 0
 
     def splits(self) -> list[str]:
         """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""
@@ -115,10 +110,8 @@ class Batches:
         if named is None or queries == named:
             return []
         fits, rest = divmod(named * args.num_generations, at_once)
-        mend = (
-            "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
-        )
-        warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
+        mend = "processes or per_device_train_batch_size" if rest else f"gradient_accumulation_steps to {fits}"
+        warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: set {mend}"
         return [f"{warning}.{hint}" if (hint := args.other_processes) else warning]
 
     def long_warmup(self) -> list[str]:
