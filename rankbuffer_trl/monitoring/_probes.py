@@ -32,9 +32,8 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     # A negative weight names what an answer should not have.
     rubric_stems = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
     # Rubrics without English words have no stems, and no such probe.
-    shares = (
-        {"rubric_words": len(rubric_stems.intersection(stem_all(text))) / len(rubric_stems)} if rubric_stems else {}
-    )
+    used = rubric_stems.intersection(stem_all(text))
+    shares = {"rubric_words": len(used) / len(rubric_stems)} if rubric_stems else {}
     words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
     return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
 

@@ -110,8 +110,10 @@ class Batches:
         if named is None or queries == named:
             return []
         fits, rest = divmod(named * args.num_generations, at_once)
-        mend = "processes or per_device_train_batch_size" if rest else f"gradient_accumulation_steps to {fits}"
-        warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: set {mend}"
+        mend = (
+            "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
+        )
+        warning = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
         return [f"{warning}.{hint}" if (hint := args.other_processes) else warning]
 
     def long_warmup(self) -> list[str]:
