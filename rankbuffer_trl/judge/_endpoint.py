@@ -13,9 +13,8 @@ from ._errors import ECHOED
 from ._ledger import Totals
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-ADDRESS = re.compile(
-    r"(\w+://)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,9})?(/[\w.~-]*)*"
-)  # scheme, host, port and path alone
+# Scheme, host, port and path alone.
+ADDRESS = re.compile(r"(\w+://)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,9})?(/[\w.~-]*)*")
 KEY = re.compile(  # of known providers. An id of an account may look as random, so no other text counts as a key.
     r"(?<![a-z0-9])((sk[-_]|gsk_|hf_|xai-|nvapi-|aiza|eyj)[\w-]{8}"
     r"|(csk-|pplx-|glpat-|r8_|fw_|tgp_v1_|gh[oprsu]_|github_pat_|akia|asia)\w{16})",
@@ -187,7 +186,6 @@ def read_key(variable: str, key: str) -> str | None:
     Raises:
         [`SettingsError`]: if another variable is not set, or if the key cannot be sent in a header.
     """
-    check_variable(variable, key)
     value = os.environ.get(variable)
     if not value and variable != DEFAULT_KEY:  # who names a variable has a key; many servers need none
         raise SettingsError(

@@ -149,28 +149,23 @@ class Servers:
             self._gave_up = True
             logger.warning("no %s server was back within %g s, so questions fail now", self.clients[0].role, self.wait)
 
-    async def _probe(self, client: OpenAIClient) -> None:
-        """Ask a server that is down for a token now and then, until it generates one."""
-        while True:
-            await asyncio.sleep(max(0.01, self.probe_every))
-            if await client.alive():
-                return self._set_up(client)
-
     def _pause(self, limit: TransportError) -> float:
         """Return the seconds after which a limit of requests is tried again."""
         return min(limit.retry_after or BUSY_SECONDS, self.wait)
 
-    async def _return(self, client: OpenAIClient, seconds: float) -> None:
-        """Take a server for up again after some seconds."""
-        await asyncio.sleep(seconds)  # and no probe, which would be one request more of those it limits
+    async def _recover(self, client: OpenAIClient, cause: TransportError) -> None:
+        """Take a server for up again after the pause of its limit, or when it generates a token."""
+        pause = self._pause(cause) if cause.limited else max(0.01, self.probe_every)
+        await asyncio.sleep(pause)
+        while not (cause.limited or await client.alive()):  # a probe would be one request more of those it limits
+            await asyncio.sleep(pause)
         self._set_up(client)
 
     def _set_down(self, client: OpenAIClient, cause: TransportError) -> None:
         if client in self._down:
             return
         state = "at its limit" if cause.limited else "down"
-        back = self._return(client, self._pause(cause)) if cause.limited else self._probe(client)
-        self._down[client] = asyncio.create_task(back)
+        self._down[client] = asyncio.create_task(self._recover(client, cause))
         follows = "its queries move to another one"
         if self._all_down():
             self._back.clear()

@@ -65,15 +65,11 @@ class Turns:
             self._late = self._answers = 0
             if self._rounds and self.now >= self._too_many:
                 self._needed = 1
-            if self.now < self.most:
-                self._grow(min(self.now + max(1, self.most // 16), self.most))
-
-    def _grow(self, count: int) -> None:
-        if self._rounds < (self._needed if count >= self._too_many else 1):
-            return
-        for _ in range(count - self.now):
-            self._slots.release()
-        self.now, self._rounds, self._grown = count, 0, True
+            more = min(self.now + max(1, self.most // 16), self.most)
+            if more > self.now and self._rounds >= (self._needed if more >= self._too_many else 1):
+                for _ in range(more - self.now):
+                    self._slots.release()
+                self.now, self._rounds, self._grown = more, 0, True
 
     def _cut(self) -> None:
         if self._grown:
