@@ -33,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 Fault = tuple[str, str, object]
 CHECK_HINT = "; `rankbuffer-data check` lists all faults of a file by line"
-PAPER_SET = (
-    "The paper's set is made by `python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --shuffle true"
-    " --output_file data/nectar_1000_no_rubrics.jsonl` and then recipes/generate_rubrics.py: docs/data.md has both"
-)
+PAPER_SET = ", by recipes/prepare_nectar.py and then recipes/generate_rubrics.py"
 QUERY_COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
@@ -110,12 +107,10 @@ def load_queries(
         if not path.is_file():
             raise MissingFileError(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})."
-                f" {PAPER_SET if path.name.startswith('nectar_1000') else 'docs/data.md says how to make one'}"
+                f" docs/data.md says how to make one{PAPER_SET * path.name.startswith('nectar_1000')}"
             )
-        name, arguments = (
-            FILE_BUILDERS[path.suffix],
-            {"data_files": escape(str(path))},
-        )  # which may have a `*` or brackets
+        # Escaped, since its name may have a `*` or brackets.
+        name, arguments = FILE_BUILDERS[path.suffix], {"data_files": escape(str(path))}
     elif path.suffix in OTHER_FILES or path.is_file():
         raise DataError(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
@@ -191,9 +186,7 @@ class QueryTable:
         try:
             number = self._row[query_id]
         except KeyError:
-            raise DataError(
-                f"no query {query_id!r} in the data set that was given for rubrics and responses"
-            ) from None
+            raise DataError(f"no query {query_id!r} in the data set that has rubrics and responses") from None
         return Query.from_row(self._dataset[number] | self._generic)
 
     def written(self, query_id: str) -> tuple[str, ...]:
@@ -216,14 +209,11 @@ class QueryTable:
 
 def check_kind(dataset: Any) -> None:
     """Refuse what is not one whole split."""
-    if isinstance(dataset, Mapping):
-        named = ", ".join(repr(str(key)) for key in islice(dataset, 5))
-        raise DataError(f"the data set is a {type(dataset).__name__} of splits ({named}): pass one split of it")
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"the data set is a {type(dataset).__name__}, and queries are looked up by id: pass one split, a"
-            " `datasets.Dataset` that is loaded without streaming"
-        )
+        kind, why = type(dataset).__name__, ", and queries are looked up by id"
+        if isinstance(dataset, Mapping):
+            why = f" of splits ({', '.join(repr(str(key)) for key in islice(dataset, 5))})"
+        raise DataError(f"the data set is a {kind}{why}: pass one split, a `datasets.Dataset` without streaming")
 
 
 def warn_of_columns(dataset: Dataset) -> None:
@@ -255,14 +245,12 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
 
 def check_columns(names: list[str], required: list[str]) -> None:
     """Refuse a data set without one of the columns `required`."""
-    hints = {
-        "responses": " (recipes/generate_responses.py makes them; or choose a method that needs none, such as"
-        " method_args: {bootstrap: true})",
-    }
     for column in required:
         if column not in names:
-            hint = hints.get(column, " (docs/data.md names the columns)")
-            raise DataError(f"the data set has no column {column!r}{hint}; its columns are {names}")
+            hint = "docs/data.md names the columns"
+            if column == "responses":
+                hint = "recipes/generate_responses.py makes them, and method_args: {bootstrap: true} needs none"
+            raise DataError(f"the data set has no column {column!r} ({hint}); its columns are {names}")
 
 
 @cache
@@ -429,11 +417,8 @@ def prompt_faults(prompt: Any) -> Iterator[Fault]:
         yield from text_faults(f"prompt[{i}].content", message["content"])
     text = prompt[0]["content"] if len(prompt) == 1 else ""
     if spells_messages(text):
-        yield (
-            "prompt",
-            "must be the list of messages itself, not a text that spells it: parse it, as json.loads does",
-            text,
-        )
+        problem = "must be the list of messages itself, not a text that spells it: parse it, as json.loads does"
+        yield "prompt", problem, text
     if RENDERED.fullmatch(text):
         yield "prompt", "must be the user's words without a chat template, which is added later: take it off", text
     if prompt[-1]["role"] != "user":
