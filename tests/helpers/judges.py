@@ -50,9 +50,11 @@ class Hooks:
         return reply
 
     async def complete(self, messages, *, question, seed, tally):
-        asked = Asked(messages, question, seed, tally)
+        asked = Asked(list(messages), question, seed, tally)
         await self.before(asked)
-        return await self.after(asked, await super().complete(messages, question=question, seed=seed, tally=tally))
+        return await self.after(
+            asked, await super().complete(asked.messages, question=question, seed=seed, tally=tally)
+        )
 
 
 class Fake(Hooks, ScriptedClient):
