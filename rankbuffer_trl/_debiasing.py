@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from .buffer import AnchorBuffer
-from .groups import Rollout, RolloutGroup, Rubric
+from .groups import Rollout, RolloutGroup
 from .judge import Judge
 from .monitoring._probes import probe
 from .rewards._method import GroupScore, RewardMethod
@@ -41,13 +41,10 @@ NEWEST = 2000  # reads that a correction is made from, so that it fits into memo
 MIN_READS = 6  # reads without which there is no correction
 
 
-def features_of(text: str, rubrics: Sequence[Rubric], **extra: float) -> dict[str, float]:
-    """Return the features of an answer: its words, its probes, and further ones."""
-    return dict.fromkeys((WORD_IS + word for word in WORD.findall(text.lower())), 1.0) | probe(text, rubrics) | extra
-
-
 def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:
-    return features_of(rollout.text, group.query.rubrics, **{PLACE: float(rollout.id)})
+    """Return the features of an answer: its words, its probes, and its place in the group."""
+    words = (WORD_IS + word for word in WORD.findall(rollout.text.lower()))
+    return dict.fromkeys(words, 1.0) | probe(rollout.text, group.query.rubrics) | {PLACE: float(rollout.id)}
 
 
 class Correction:
@@ -173,17 +170,12 @@ class Debiasing:
         reads_key = history.run_id(store), *history.count_reads(store)
         if reads_key != self._correction[0]:  # a correction takes time, and most steps have no new reads
             read = history.reads(store, NEWEST)
-            self._correction = reads_key, Correction(read) if len(read) >= MIN_READS else None
-            for line in bias_lines(self._correction[1]):
-                logger.info("%s; the reference judge has scored %d rollouts", line, len(read))
+            correction = Correction(read) if len(read) >= MIN_READS else None
+            self._correction = reads_key, correction
+            for name, effect in correction.effects.items() if correction else ():
+                line = f"judge bias: {effect:+.2f} of reward for one standard deviation of {name}"
+                logger.info(f"{line}; the reference judge has scored {len(read)} rollouts")
         return [corrected(self._correction[1], *pair) for pair in zip(groups, scores, strict=True)]
-
-
-def bias_lines(correction: Correction | None) -> list[str]:
-    return [
-        f"judge bias: {effect:+.2f} of reward for one standard deviation of {name}"
-        for name, effect in (correction.effects.items() if correction else ())
-    ]
 
 
 def corrected(correction: Correction | None, group: RolloutGroup, score: GroupScore) -> GroupScore:

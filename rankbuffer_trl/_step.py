@@ -134,9 +134,8 @@ class Step:
         self.hidden = 0  # judgments that had ended when `finish` was called
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        self._deadline: float | None = (
-            None  # when its time is over, on the clock of the loop; a reference judge has what is left
-        )
+        # When its time is over, on the clock of the loop. A reference judge has what is left.
+        self._deadline: float | None = None
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
         self._touched: set[int] = set()  # groups with rollouts that arrived and led to no question yet
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]

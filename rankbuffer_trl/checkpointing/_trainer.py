@@ -168,10 +168,7 @@ class ResumableTrainer(GRPOTrainer):
         checkpoints = self._checkpoints or Checkpoints(args.output_dir, self.run_state.file)
         self._checkpoints = None  # for this call; checkpoints may change until the next one
         if args.save_only_model and args.save_strategy != "no":
-            logger.warning(
-                "save_only_model is set: its checkpoints lack the optimizer, so this run cannot be resumed, not even"
-                " after a SIGTERM"
-            )
+            logger.warning("save_only_model is set: its checkpoints lack the optimizer, so this run cannot be resumed")
         if resume:
             checkpoint = checkpoints.newest() if resume is True else Path(resume)
             check_trusted(checkpoint, args.output_dir, self.trust_checkpoint)
@@ -180,10 +177,7 @@ class ResumableTrainer(GRPOTrainer):
             state, changes = self.run_state, self.resume_with_changes
             checkpoint, step = checkpoints.resumable(checkpoint, state.differences, args.world_size, changes)
             if not self.run_state.ends_generation(step):  # a resumed run begins with a generation
-                raise CheckpointError(
-                    f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
-                    " from another checkpoint"
-                )
+                raise CheckpointError(f"{checkpoint} was saved inside a generation: resume from another checkpoint")
         self.run_state.check_start(checkpoint, step)  # before anything is moved: a refused start changes no file
         if checkpoint:
             checkpoints.set_torn_aside()
@@ -300,11 +294,8 @@ class ResumableTrainer(GRPOTrainer):
                 raise
             # Only then is there something to resume from.
             older = any(step != self.state.global_step for step, _ in manifest.checkpoints(run))
-            advice = (
-                "set resume_from_checkpoint to true, since the checkpoints before it are as they were"
-                if older
-                else "start the run as before, since no checkpoint was written before it"
-            )
+            advice = "start the run as before, since no checkpoint was written before it"
+            advice = "set resume_from_checkpoint to true" if older else advice
             raise CheckpointError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
                 f" disk of that folder has {free_space(run)} left: make room, raise the quota, or remove the cause."

@@ -103,11 +103,8 @@ def compare_visits(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
             losses.append(loss)
     n = len(gains)
     if min(sum(map(bool, gains)), sum(map(bool, losses))) < LEAST_QUERIES:
-        reason = (
-            f"fewer than {LEAST_QUERIES} queries have rollouts on both sides of an anchor that both visits share, so"
-            " the anchors do not reach the policy"
-        )
-        return Comparison(n, reason=reason)
+        what = "queries have rollouts on both sides of a shared anchor, so the anchors do not reach the policy"
+        return Comparison(n, reason=f"fewer than {LEAST_QUERIES} {what}")
     gained, lost = math.fsum(gains), math.fsum(losses)
     log_odds = math.log(gained / lost)
     # Clustered by query: the anchors of one are not independent.

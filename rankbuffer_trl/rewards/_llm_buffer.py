@@ -41,7 +41,9 @@ class LLMBuffer(RewardMethod):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         buffer = buffer or initial_buffer(group.query.responses, SIZE)
-        if group.answered and has_candidates(buffer):
+        if group.answered and any(
+            anchor.source == "candidate" for anchor in buffer.anchors
+        ):  # the manager has yet to select
             seen = [rollout.text for rollout in group.answered]
             buffer = await self._select(group.query, buffer, seen, judge)
         ranking = await coarse_to_fine(group.query, buffer, group.answered, judge)
@@ -83,11 +85,6 @@ class LLMBuffer(RewardMethod):
         if self.look_ahead:
             return n, n + n // 2 + (n > 0 and not first)
         return n + (n > 0), n + n // 2 + (n > 0)
-
-
-def has_candidates(buffer: AnchorBuffer) -> bool:
-    """Return whether the manager has yet to select the anchors, as between two visits with look-ahead."""
-    return any(anchor.source == "candidate" for anchor in buffer.anchors)
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:

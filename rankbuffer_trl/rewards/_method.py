@@ -18,7 +18,7 @@ from ..groups import RolloutGroup
 from ..judge import Judge
 from ..ranking import rank_tiers, rewards_from_ranks, tier_ranks
 from ..settings import check_arguments, load_path, near
-from ._cost import VisitCost, simulated_costs
+from ._cost import simulated_costs
 
 METHOD_MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
 # Commit e122f1a is the last with them.
@@ -109,7 +109,8 @@ class RewardMethod(Protocol):
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """Return how many questions a group costs at least and at most. `first`: the query has no buffer yet."""
         # A guess by simulation, for methods that know no better. It asks equal questions more than once.
-        counts = [visit.calls for visit in self._visits(group, first)]
+        costs = simulated_costs(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
+        counts = [visit.calls for visit in costs]
         return min(counts), max(counts)
 
     def most_shown(self, G: int) -> int:
@@ -118,9 +119,6 @@ class RewardMethod(Protocol):
         The preflight and `rankbuffer-data check` estimate from it which context the judge needs.
         """
         return max(visit.most_shown for visits in simulated_costs(self, G, G) for visit in visits)
-
-    def _visits(self, group: RolloutGroup, first: bool) -> list[VisitCost]:
-        return simulated_costs(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
 
 
 def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **fields: Any) -> GroupScore:

@@ -306,12 +306,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         for key in SHARES_OF_DDP_TIMEOUT:
             check_seconds(key, getattr(self, key))
         if self.reward_weights is not None:
-            raise SettingsError(
-                "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
-            )
-        if self.scale_by_signal and not (
-            self.scale_rewards in ("none", False) and self.multi_objective_aggregation == "sum_then_normalize"
-        ):
+            raise SettingsError("reward_weights is set by RankBufferTrainer, from format_weight: set format_weight")
+        kept = self.scale_rewards in ("none", False) and self.multi_objective_aggregation == "sum_then_normalize"
+        if self.scale_by_signal and not kept:
             raise SettingsError(
                 "scale_by_signal has no effect unless scale_rewards is none and multi_objective_aggregation is"
                 " sum_then_normalize: a deviation in the advantages takes the factor out again"
@@ -355,15 +352,13 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         for key in ("use_transformers_continuous_batching", "use_transformers_paged"):
             if half and getattr(self, key, False):
                 raise SettingsError(
-                    f"{key} with bf16 or fp16 makes TRL cast the policy itself to 16 bits, and its float32 weights are"
-                    " lost: set bf16 to false, or generate with use_vllm"
+                    f"{key} with bf16 or fp16 makes TRL cast the policy to 16 bits: set bf16 to false, or use_vllm"
                 )
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.only_checks:
             raise SettingsError(
-                "num_processes is for dry_run and preflight_only; the processes of a run are those of"
-                " `accelerate launch --num_processes`"
+                "num_processes is for dry_run and preflight_only; the processes of a run are those of its launcher"
             )
         alone = self.only_checks and self.num_processes is None and "WORLD_SIZE" not in os.environ
         rollouts = self.per_device_train_batch_size * self.gradient_accumulation_steps
@@ -418,9 +413,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 " off: SIGTERM is handled without it"
             )
         if self.ignore_data_skip:
-            raise SettingsError(
-                "ignore_data_skip begins the epoch again after a resume, and visits its queries twice: leave it out"
-            )
+            raise SettingsError("ignore_data_skip begins the epoch again after a resume: leave it out")
         check_best_metric(self.metric_for_best_model, alone=not any(load_functions(self.reward_functions)[1]))
         if self.save_total_limit == 1 and self.metric_for_best_model is not None:
             raise SettingsError(

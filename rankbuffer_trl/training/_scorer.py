@@ -187,8 +187,6 @@ def open_scorer(
             " Judge(client, guard=args.judge_guard)"
         )
     store, second = BufferStore(Path(args.output_dir) / LIVE_STORE), reference_judge or args.make_reference_judge()
-    debiasing = (
-        Debiasing(second.for_method(REFERENCE, on_spent=store.spend), args.reference_groups) if second else None
-    )
-    limits = (args.judge_max_failures, args.judge_step_timeout)
+    limits, first = (args.judge_max_failures, args.judge_step_timeout), args.reference_groups
+    debiasing = Debiasing(second.for_method(REFERENCE, on_spent=store.spend), first) if second else None
     return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, debiasing, may_leave)

@@ -150,11 +150,7 @@ def reference_identity(args: RankBufferConfig, reference_judge: str | None) -> l
     if settings is None and reference_judge is None:
         return None
     named = settings and (settings.judge_client or settings.judge_model)
-    return [
-        named or reference_judge or RubricJudge.__name__,
-        args.reference_groups,
-        None,
-    ]  # the last was `reader_every`
+    return [named or reference_judge or RubricJudge.__name__, args.reference_groups, None]  # once `reader_every`
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
