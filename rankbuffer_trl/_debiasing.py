@@ -147,9 +147,8 @@ class Debiasing:
         """Warn that a run is past the groups that the reference judge reads, and that it has read none of them."""
         if history.count_groups(store) >= self.first and not history.count_reads(store)[0]:
             logger.warning(
-                "the first %d groups of this run had no reference judge, and it scores no later ones: it corrects"
-                " nothing. Raise reference_groups, or leave reference_judge out",
-                self.first,
+                f"the first {self.first} groups of this run had no reference judge, and it scores no later ones: raise"
+                " reference_groups, or leave reference_judge out"
             )
 
     async def read(

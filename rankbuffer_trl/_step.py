@@ -127,8 +127,7 @@ class Step:
             if visited[i] > group.known_epoch:  # a query is visited at most once per epoch
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {visited[i]} times before its visit of epoch"
-                    f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
-                    " data, another seed or another number of processes?)"
+                    f" {group.epoch}: the data order of this run does not match its buffers (other data or seed?)"
                 )
         self.judge = EarlyJudge(scoring.judge, scoring.method.name, self._watch, scoring.store.spend)
         self.hidden = 0  # judgments that had ended when `finish` was called

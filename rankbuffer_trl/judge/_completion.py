@@ -23,14 +23,8 @@ STATUSES = (  # what an error without a number is, by its own words
     (402, re.compile(r"insufficient.?(quota|balance|funds|credit)|billing|payment", re.I)),
     (401, re.compile(r"invalid.?api.?key|unauthori[sz]ed|authentication", re.I)),
     (429, re.compile(r"rate.?limit|too.?many.?requests|resource.?exhausted|throttl|\bqps\b", re.I)),
-    (
-        500,
-        re.compile(
-            r"^error$|abort|cancel|insufficient.?system|network|overload|unavailable|capacity|internal|server.?error"
-            r"|upstream|gateway|time.?out|timed.?out|try.?again|^load$|loading",
-            re.I,
-        ),
-    ),
+    (500, re.compile(r"^error$|abort|cancel|insufficient.?system|network|overload|unavailable|capacity", re.I)),
+    (500, re.compile(r"internal|server.?error|upstream|gateway|time.?out|timed.?out|try.?again|^load$|loading", re.I)),
 )
 CODES = ("code", "status_code", "status", "type", "error_type")
 WORDS = ("message", "msg", "status_msg", "detail")

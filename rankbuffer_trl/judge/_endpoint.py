@@ -194,7 +194,6 @@ def read_key(variable: str, key: str) -> str | None:
         )
     if value and not re.fullmatch("[!-~]+", value):
         raise SettingsError(
-            f"the environment variable {variable} holds a character that no key has, such as a line break, a space or"
-            " a typographic quote: set it again to the key alone"
+            f"the environment variable {variable} holds a character that no key has: set it again to the key alone"
         )
     return value or None

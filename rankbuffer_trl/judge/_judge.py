@@ -318,8 +318,7 @@ def warn_of_odd_count(server: str, tokens: float, messages: Sequence[Mapping[str
     if not least <= tokens <= most:
         ODD.add(server)
         logger.warning(
-            "the judge server %s counts %s tokens for a prompt of %s characters, which is hardly true: prices and"
-            " budgets go by it",
+            "the judge server %s counts %s tokens for a prompt of %s characters, hardly true: budgets go by it",
             *(server, f"{tokens:,.0f}", f"{len(text):,}"),
         )
 

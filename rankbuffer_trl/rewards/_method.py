@@ -66,10 +66,8 @@ class GroupScore:
     def __post_init__(self) -> None:
         for i, reward in enumerate(self.rewards):
             if reward is not None and not abs(reward) <= 1 + REWARD_TOLERANCE:  # so written, it refuses NaN too
-                raise ValueError(
-                    f"the reward method gave rollout {i} the reward {reward}, which is not in [-1, 1]: return None for"
-                    " a rollout without a reward, and scale the others"
-                )
+                text = f"the reward method gave rollout {i} the reward {reward}, which is not in [-1, 1]"
+                raise ValueError(f"{text}: return None for a rollout without a reward, and scale the others")
 
 
 class RewardMethod(Protocol):

@@ -293,8 +293,7 @@ class BufferStore:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
                 logger.warning(
-                    f"{self.path} is locked by another process, such as a copy or a query that is read halfway:"
-                    f" waiting for it, up to {COMMIT_WAIT:.0f} s"
+                    f"{self.path} is locked by another process, such as a copy: waiting for up to {COMMIT_WAIT:.0f} s"
                 )
         with self._db:
             database.check_claim(self.path)  # now, since a backup may have been restored during the wait

@@ -252,8 +252,7 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
         names = [name for name in ("query_id", "step", "id") if name in row]
         place = "".join(f", {name} {shown(row[name])}" for name in names)
         raise StoreError(
-            f"{store}, table {table.split()[0]}{place}: {error}. Another program has changed the store, or the disk"
-            " has: use another checkpoint of the run"
+            f"{store}, table {table.split()[0]}{place}: {error}. The file was changed: use another checkpoint"
         ) from None
 
 

@@ -37,10 +37,7 @@ CHOICES: dict[str, tuple] = {  # of TRL, which checks them only while it trains,
 }
 NUMBERS = {bool, int, float, NoneType}
 OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and fails with it after the judge was paid
-    "chat_template_kwargs",
-    "generation_kwargs",
-    "gradient_checkpointing_kwargs",
-    "lr_scheduler_kwargs",
+    *("chat_template_kwargs", "generation_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
     "model_init_kwargs",
 )
 # 11 groups gave back most of what a word costs, and a correction takes 2,000 reads.

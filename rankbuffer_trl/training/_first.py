@@ -22,8 +22,7 @@ def require_questions(method: RewardMethod, questions: list[Question]) -> list[Q
     """Return the questions that a method asks at first. Refuse a method that asks none."""
     if not questions:
         raise SettingsError(
-            f"the reward method {method.name!r} asks the judge nothing: name a reward without a judge in"
-            " reward_functions"
+            f"the reward method {method.name!r} asks the judge nothing: name such a reward in reward_functions"
         )
     return questions
 

@@ -334,8 +334,7 @@ class RankBufferReward:
         if shared := [id for id in queries.ids if eval_queries and id in eval_queries]:
             raise DataError(
                 f"{len(shared)} prompts of eval_dataset are also in dataset, the first begins with"
-                f" {first_words(queries[shared[0]].prompt)}: keep them apart, since a stock trainer does not say"
-                " whether it evaluates"
+                f" {first_words(queries[shared[0]].prompt)}: keep them apart, or they count as evaluation"
             )
         self._queries, self._eval_queries = queries, eval_queries or ()
         self.answers = answers or AnswerExtractor()

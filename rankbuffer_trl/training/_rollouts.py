@@ -369,8 +369,7 @@ def separate_rollouts(trainer: Any, arrived: Callable[[int, list[int]], None]) -
         return None
     if not known_to_us():
         logger.warning(
-            "this version of TRL generates with other arguments than RankBuffer knows, so judging starts after"
-            " generation"
+            "this version of TRL generates with other arguments than RankBuffer knows: judging starts after generation"
         )
         return None
     # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,

@@ -183,8 +183,7 @@ def open_scorer(
     """
     if judge is not None and judge.guard != args.judge_guard:
         raise SettingsError(
-            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
-            " Judge(client, guard=args.judge_guard)"
+            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: give both one value"
         )
     store, second = BufferStore(Path(args.output_dir) / LIVE_STORE), reference_judge or args.make_reference_judge()
     limits, first = (args.judge_max_failures, args.judge_step_timeout), args.reference_groups

@@ -80,8 +80,7 @@ class Listwise(RewardMethod):
         if self.block is not None and (self.rerank_disputed or self.passes < 2):
             raise SettingsError(
                 f"block: {self.block} needs an even number of passes, which connect its lists, and rerank_disputed:"
-                f" false, since only whole groups are ranked again; got passes: {self.passes}, rerank_disputed:"
-                f" {self.rerank_disputed}"
+                f" false; got passes: {self.passes}, rerank_disputed: {self.rerank_disputed}"
             )
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:

@@ -69,10 +69,7 @@ def block_orders(group: RolloutGroup, passes: int, block: int, seed: int) -> lis
 def check_passes(passes: int) -> None:
     """Refuse a number of passes that [`balanced`] cannot balance."""
     if passes != 1 and (passes < 2 or passes % 2):
-        raise SettingsError(
-            f"passes must be 1 or an even number, got {passes}: each order of presentation needs its reverse, so that"
-            " a judge's preference for early or late positions cancels"
-        )
+        raise SettingsError(f"passes must be 1 or an even number, got {passes}: each order needs its reverse")
 
 
 def pass_questions(group: RolloutGroup, orders: Iterable[Sequence[int]], kind: str) -> list[Question]:
