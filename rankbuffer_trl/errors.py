@@ -33,5 +33,22 @@ class NotFiniteError(RankBufferError, ArithmeticError):
     leaves_step = True
 
 
+class ServerError(RankBufferError, RuntimeError):
+    """A server does not do its part of a step.
+
+    Args:
+        message (`str`):
+            The cause, and what to do.
+        passing (`bool`, *optional*, defaults to `True`):
+            Whether the same request may be answered later.
+    """
+
+    leaves_step = True
+
+    def __init__(self, message: str, passing: bool = True):
+        super().__init__(message)
+        self.passing = passing
+
+
 class SettingsError(RankBufferError, ValueError):
     """A setting has a value that cannot work, or two settings contradict each other."""

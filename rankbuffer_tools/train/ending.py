@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 from rankbuffer_trl.checkpointing.manifest import checkpoints
-from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge import JudgeError
-from rankbuffer_trl.training import RolloutError, non_fatal
+from rankbuffer_trl.errors import RankBufferError, ServerError
+from rankbuffer_trl.training import non_fatal
 
 FAILED, SERVER_FAILED = 1, 75  # 75 is EX_TEMPFAIL of sysexits.h
 STATUS_FILE = "RANKBUFFER_STATUS_FILE"  # `accelerate launch` exits with 1 for every error
@@ -15,7 +14,7 @@ STATUS_FILE = "RANKBUFFER_STATUS_FILE"  # `accelerate launch` exits with 1 for e
 def exit_code(error: RankBufferError) -> int:
     """Return the exit code of an error: 75 if a fault of the judge or the rollout server may pass, else 1."""
     # The same prose, context or account would end each further attempt.
-    return SERVER_FAILED if isinstance(error, JudgeError | RolloutError) and error.passing else FAILED
+    return SERVER_FAILED if isinstance(error, ServerError) and error.passing else FAILED
 
 
 @non_fatal(STATUS_FILE)

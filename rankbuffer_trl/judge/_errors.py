@@ -5,27 +5,14 @@ from base64 import b64encode
 from functools import lru_cache
 from itertools import accumulate
 
-from ..errors import RankBufferError
+from ..errors import ServerError
 
 ECHOED = 8  # characters in a row that are taken for a part of a key
 PERCENT = re.compile("%[0-9a-f]{2}|.", re.IGNORECASE | re.DOTALL)
 
 
-class JudgeError(RankBufferError, RuntimeError):
-    """The judge cannot be used: it is unreachable, misconfigured or too slow, or it fails too often.
-
-    Args:
-        message (`str`):
-            The cause, and what to do.
-        passing (`bool`, *optional*, defaults to `True`):
-            Whether the same question may be answered later.
-    """
-
-    leaves_step = True  # the steps before are saved, see [`leaves_step`]
-
-    def __init__(self, message: str, passing: bool = True):
-        super().__init__(message)
-        self.passing = passing
+class JudgeError(ServerError):
+    """The judge cannot be used: it is unreachable, misconfigured or too slow, or it fails too often."""
 
 
 class TransportError(JudgeError):

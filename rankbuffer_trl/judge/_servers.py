@@ -59,9 +59,8 @@ class Servers:
     @classmethod
     def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256, samples: int = 1) -> "Servers":
         """Connect to the servers of an endpoint. See [`OpenAIClient`] for the other arguments."""
-        arguments = decoding, free_tokens, endpoint, samples
-        clients = [OpenAIClient(url, endpoint.model, *arguments) for url in endpoint.urls]
-        return cls(clients, wait=endpoint.wait)
+        form = decoding, free_tokens, endpoint, samples
+        return cls([OpenAIClient(url, endpoint.model, *form) for url in endpoint.urls], wait=endpoint.wait)
 
     async def complete(
         self, messages: Sequence[dict[str, str]], *, question: Askable, seed: int, tally: Tally

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pairwise_question
@@ -117,3 +118,13 @@ def reward_ranks(group: RolloutGroup, rates: Mapping[int, float | None]) -> dict
     places = {i: sum(other <= rate for other in ranked.values()) - 1 for i, rate in ranked.items()}
     rewards = rewards_from_ranks(places, len(group.rollouts))
     return {i: rewards[i] for i in rates}
+
+
+def spread_out(strengths: Mapping[Any, float | None]) -> dict[Any, float | None]:
+    """Return rewards that are linear in strengths, from -1 for the worst to 1 for the best; 0 if all are equal."""
+    measured = [strength for strength in strengths.values() if strength is not None]
+    low, high = min(measured, default=0.0), max(measured, default=0.0)
+    if low == high:
+        alone = len(strengths) == 1  # there was nothing to ask
+        return {i: 0.0 if alone or strength is not None else None for i, strength in strengths.items()}
+    return {i: s if s is None else 2 * (s - low) / (high - low) - 1 for i, s in strengths.items()}

@@ -27,7 +27,7 @@ from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
 from ..settings import check_at_least
-from ._matches import Candidate, Match, Points, make_match, play_matches
+from ._matches import Candidate, Match, Points, make_match, play_matches, spread_out
 from ._method import GroupScore, RewardMethod, score_by_reward
 from ._presentation import shuffle
 
@@ -59,8 +59,6 @@ class Tournament(RewardMethod):
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         ids = players(group)
         points: dict[Candidate, float] = {}  # of those with at least one successful judgment
-        if len(ids) == 1:
-            points[ids[0]] = 0.0  # a single candidate plays no match
         remaining: list[list[Candidate]] = [ids] * self.repeats
         while any(len(candidates) > 1 for candidates in remaining):
             # "independently shuffled": each tournament draws its own next round. All these matches are asked at once.
@@ -74,12 +72,8 @@ class Tournament(RewardMethod):
                     for candidate, point in (result or {}).items():
                         points[candidate] = points.get(candidate, 0.0) + point
 
-        low, high = min(points.values(), default=0.0), max(points.values(), default=0.0)
-        rewards: dict[int, float | None] = dict.fromkeys(rollout.id for rollout in group.answered)
-        for i in rewards:
-            if i in points:
-                rewards[i] = 2 * (points[i] - low) / (high - low) - 1 if high > low else 0.0
-        return score_by_reward(group, rewards)
+        rewards = spread_out({i: points.get(i) for i in ids})
+        return score_by_reward(group, {rollout.id: rewards[rollout.id] for rollout in group.answered})
 
     def _draw(
         self, group: RolloutGroup, candidates: Sequence[Candidate], repeat: int

@@ -27,7 +27,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from ..checkpointing._distributed import for_others
 from ..data._prompts import render_messages
-from ..errors import RankBufferError
+from ..errors import ServerError
 from ..judge._errors import first_leaf, printable
 from ..judge._http import Limits
 from ..judge._openai_client import LOCAL, context_of, fault_of
@@ -48,14 +48,8 @@ INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n reques
 NO_ROLLOUT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-class RolloutError(RankBufferError, RuntimeError):
-    """The rollout server does not generate. `passing`: the same request may be answered later."""
-
-    leaves_step = True
-
-    def __init__(self, message: str, passing: bool = True):
-        super().__init__(message)
-        self.passing = passing
+class RolloutError(ServerError):
+    """The rollout server does not generate."""
 
 
 class NoRollouts:

@@ -20,7 +20,7 @@ import numpy as np
 from ...buffer import AnchorBuffer
 from ...groups import RolloutGroup
 from ...judge import Judge, pairwise_question
-from .._matches import Match, PlaysMatches, reward_ranks
+from .._matches import Match, PlaysMatches, reward_ranks, spread_out
 from .._method import GroupScore, score_by_reward
 from .._presentation import shuffle
 
@@ -100,16 +100,6 @@ def fit_place(odds: Odds) -> dict[int, float]:
     strengths, _, rank, _ = np.linalg.lstsq(design, np.array(list(odds.values())))
     # Only differences of strengths are known, so there is one unknown less than columns.
     return dict(zip(ids, strengths[:-1].tolist(), strict=True)) if 1 < rank == len(ids) else {}
-
-
-def spread_out(strengths: Mapping[int, float | None]) -> dict[int, float | None]:
-    """Return rewards that are linear in strengths, from -1 for the worst to 1 for the best; 0 if all are equal."""
-    measured = [strength for strength in strengths.values() if strength is not None]
-    low, high = min(measured, default=0.0), max(measured, default=0.0)
-    if low == high:
-        alone = len(strengths) == 1  # there was nothing to ask
-        return {i: 0.0 if alone or strength is not None else None for i, strength in strengths.items()}
-    return {i: s if s is None else 2 * (s - low) / (high - low) - 1 for i, s in strengths.items()}
 
 
 METHOD = PairsSoft
