@@ -39,6 +39,7 @@ MAX_FEATURES = 8  # features that a correction has at most
 MAX_CANDIDATES = 2000  # features that a correction looks at: those that differ in the most groups
 NEWEST = 2000  # reads that a correction is made from, so that it fits into memory
 MIN_READS = 6  # reads without which there is no correction
+MIN_GROUPS = 3  # groups in which a feature must differ, so that it is not the subject of one query
 
 
 def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:
@@ -55,11 +56,9 @@ class Correction:
     Args:
         read (`Sequence[ReadRow]`):
             The answers that both have read.
-        support (`int`, *optional*, defaults to `3`):
-            Number of groups in which a feature must differ, so that it is not the subject of one query.
     """
 
-    def __init__(self, read: Sequence[ReadRow], support: int = 3):
+    def __init__(self, read: Sequence[ReadRow]):
         by_group: dict[tuple, list[ReadRow]] = defaultdict(list)
         for answer in read:
             by_group[answer.step, answer.query_id].append(answer)
@@ -77,7 +76,7 @@ class Correction:
             differences += [fmean(answer.difference for answer in rows) for rows in alike.values()]
             numbers += [number] * len(alike)
         # Before there is a matrix, since nearly all words of long answers are in one group alone.
-        enough = [name for name, count in differing.items() if count >= support]
+        enough = [name for name, count in differing.items() if count >= MIN_GROUPS]
         names = sorted(sorted(enough, key=lambda name: (-differing[name], name))[:MAX_CANDIDATES])
         columns, groups = {name: i for i, name in enumerate(names)}, np.array(numbers)
         X = np.zeros((len(first), len(names)))

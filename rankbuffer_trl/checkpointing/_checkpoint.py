@@ -226,11 +226,6 @@ def hash_file(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def withdraw_manifest(folder: Path) -> None:
-    """Delete the manifest, before any other file of the folder changes."""
-    (folder / FOLDER / RUN).unlink(missing_ok=True)
-
-
 def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapping[str, Path]) -> None:
     """Write `run.json` for a folder with the state of a run, as the last file of a checkpoint.
 

@@ -29,14 +29,13 @@ from ._checkpoint import (
     delete_oldest,
     describe,
     files_of,
-    withdraw_manifest,
     write_manifest,
 )
 from ._distributed import StepLeft, leaves_step, on_main_process
 from ._merged_base import keep_base_exact
 from ._sampler import EpochSampler
 from ._stop import BeforePush, StopEarly
-from .manifest import FOLDER, CheckpointError
+from .manifest import FOLDER, RUN, CheckpointError
 
 logger = get_logger(__name__)
 
@@ -262,7 +261,7 @@ class ResumableTrainer(GRPOTrainer):
 
     def _save_state(self, folder: Path, manifest: bool) -> None:
         try:
-            withdraw_manifest(folder)  # first: a kill from here on leaves a folder that is not whole
+            (folder / FOLDER / RUN).unlink(missing_ok=True)  # first: a kill from here on leaves no whole folder
             self.run_state.save(folder / FOLDER)
             if manifest:
                 self._write_manifest(folder, {self.run_state.file: folder / self.run_state.file})

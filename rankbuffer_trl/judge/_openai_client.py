@@ -25,7 +25,7 @@ from ._turns import Turns
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
 PROBE_SECONDS = 10.0
 PENALTY_SECONDS = 5.0  # for a list of models that a run can do without
 LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
@@ -341,7 +341,6 @@ class BoundedClient(DefaultAioHttpClient):
             mounts=DIRECT,
             follow_redirects=False,  # they would hand prompts to another server
             headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
-            # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
             # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
             limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )

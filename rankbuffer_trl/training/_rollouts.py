@@ -30,7 +30,7 @@ from ..data._prompts import render_messages
 from ..errors import ServerError
 from ..judge._errors import first_leaf, printable
 from ..judge._http import Limits
-from ..judge._openai_client import LOCAL, context_of, fault_of
+from ..judge._openai_client import IDLE_SECONDS, LOCAL, context_of, fault_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 COUNTED_ROWS = 5  # prompts, the longest by characters
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
-IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
+
 # A server whose machine is gone never answers and never closes. It is noticed after 60 + 4 * 15 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n requests are not one request for n
@@ -344,11 +344,11 @@ def check_prompt_lengths(
         )
 
 
-def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:
+def known_to_us() -> bool:
     """Return whether TRL's `generate` has the arguments that [`SeparateRollouts.generate`] was written for."""
     theirs, ours = (
         [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
-        for method in (client.generate, SeparateRollouts.generate)
+        for method in (VLLMClient.generate, SeparateRollouts.generate)
     )
     return theirs == ours
 
