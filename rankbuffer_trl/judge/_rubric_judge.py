@@ -79,8 +79,8 @@ def judge(prompt: str) -> str:
         raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
     if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
         rubrics, candidates = split(body, "CANDIDATES")
-        texts = dict(reversed(read_blocks("R", candidates)))
-        scores = {i: rubric_score(texts.get(str(i), ""), rubrics) for i in json.loads(ids.group(1))}
+        texts = dict(reversed(read_blocks(r"R\d+", candidates)))
+        scores = {i: rubric_score(texts.get(f"R{i}", ""), rubrics) for i in json.loads(ids.group(1))}
         return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
     if '{"score":' in instruction:
         rubrics, response = split(body, "RESPONSE")
@@ -90,13 +90,13 @@ def judge(prompt: str) -> str:
         rubrics, responses = split(body, "RESPONSES")
         of_group = re.search(r"\[<(\d+) integers", instruction)
         n, most = (int(of_group[1]), 100) if of_group else (2, 10)
-        pieces = re.split(r"^\[([AB]|R\d+)\]$", responses, flags=re.MULTILINE)[1 : 2 * n + 1]
-        qualities = [rubric_score(unquoted(piece.strip("\n")), rubrics) for piece in pieces[1::2]]
+        blocks = read_blocks(r"[AB]|R\d+", responses)[:n]
+        qualities = [rubric_score(text, rubrics) for _, text in blocks]
         if '{"scores":' in instruction:
             return json.dumps({"scores": [round(most * quality) for quality in qualities]})
         first, second = qualities
         tie = "tie" if '"tie"' in instruction else "A"
-        return json.dumps({"winner": tie if first == second else pieces[0 if first > second else 2]})
+        return json.dumps({"winner": tie if first == second else blocks[0 if first > second else 1][0]})
     return answer_insertion(body)
 
 
@@ -105,7 +105,7 @@ def answer_insertion(body: str) -> str:
     anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
     if not separator:
         raise ValueError("the rubric judge got a prompt without CANDIDATE")
-    anchors = [text for _, text in read_blocks("A", anchors_text)]
+    anchors = [text for _, text in read_blocks(r"A\d+", anchors_text)]
     quality = rubric_score(unquoted(candidate), rubrics)
     if not any(anchors):  # order-only: there is no text to compare with, so guess from the absolute quality
         return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
@@ -117,11 +117,7 @@ def answer_selection(prompt: str) -> str:
     _, _, body = prompt.partition("\n\nRUBRICS\n")
     rubrics, rest = split(body, "CURRENT ANCHORS [A...] AND RANKED ROLLOUTS [R...] (worst to best)")
     ladder_text, _, _ = rest.partition("\n\nLOOK-AHEAD ROLLOUTS")
-    pieces = re.split(r"^\[([AR]\d+)\]$", ladder_text, flags=re.MULTILINE)[1:]
-    ladder = {
-        name: rubric_score(unquoted(text.strip("\n")), rubrics)
-        for name, text in zip(pieces[::2], pieces[1::2], strict=True)
-    }
+    ladder = {name: rubric_score(text, rubrics) for name, text in read_blocks(r"[AR]\d+", ladder_text)}
     low, high = min(ladder.values()), max(ladder.values())
     chosen: list[str] = []
     for step in range(4):
@@ -155,12 +151,10 @@ def parse_rubrics(text: str) -> list[tuple[int, str]]:
     return rubrics
 
 
-def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
-    """Return (number, text) of each `[A0]` or `[R0]` block, in the order of the text."""
-    pieces = re.split(rf"^\[{letter}(\d+)\]$", text, flags=re.MULTILINE)[1:]
-    return [
-        (number, unquoted(block.strip("\n")).strip()) for number, block in zip(pieces[::2], pieces[1::2], strict=True)
-    ]
+def read_blocks(names: str, text: str) -> list[tuple[str, str]]:
+    """Return name and text of each block under a line such as `[A0]`, in the order of the text."""
+    pieces = re.split(rf"^\[({names})\]$", text, flags=re.MULTILINE)[1:]
+    return [(name, unquoted(block.strip("\n")).strip()) for name, block in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def unquoted(text: str) -> str:
