@@ -18,9 +18,10 @@ def content_stems(text: str) -> tuple[str, ...]:
     return tuple(stem(word) for word in WORD.findall(text) if word not in RUBRIC_WORDS)
 
 
-def stem_all(text: str) -> list[str]:
+@lru_cache(maxsize=256)  # a response is read once for each rubric
+def stem_all(text: str) -> tuple[str, ...]:
     """Return the stems of all words of `text`, in order."""
-    return [stem(word) for word in WORD.findall(text.lower())]
+    return tuple(map(stem, WORD.findall(text.lower())))
 
 
 @lru_cache(maxsize=65536)

@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -57,12 +58,11 @@ class Measure:
 
     def __init__(self):
         self.rows = {row["query_id"]: row for path in DATA.values() for row in load_queries(str(path))}
+        self.true = cache(lambda id, text: rubric_score(text, rubrics_of(self.rows[id])))  # an answer is read twice
 
     def quality(self, answers: Texts) -> float:
         """Return the mean true quality, 0 to 100."""
-        return fmean(
-            100 * rubric_score(text, rubrics_of(self.rows[id])) for id, texts in answers.items() for text in texts
-        )
+        return fmean(100 * self.true(id, text) for id, texts in answers.items() for text in texts)
 
     def unpaid(self, answers: Texts) -> float:
         """Return the share of the things that nobody pays for, in percent."""
@@ -73,7 +73,7 @@ class Measure:
         found = []
         for visit in visits:
             known = [i for i, reward in enumerate(visit["rewards"]) if reward is not None]
-            truth = [rubric_score(visit["answers"][i], rubrics_of(self.rows[visit["query_id"]])) for i in known]
+            truth = [self.true(visit["query_id"], visit["answers"][i]) for i in known]
             found.append(tau_b([visit["rewards"][i] for i in known], truth))
         return fmean(found)
 

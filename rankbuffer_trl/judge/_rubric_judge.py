@@ -209,7 +209,7 @@ def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
     return tuple(terms)
 
 
-def find(term: tuple[tuple[str, ...], ...], stems: list[str]) -> int | None:
+def find(term: tuple[tuple[str, ...], ...], stems: Sequence[str]) -> int | None:
     """Return the index in `stems` at which a choice of `term` is first complete; `None` if no choice is."""
     places = [max(stems.index(part) for part in choice) for choice in term if all(part in stems for part in choice)]
     return min(places, default=None)
