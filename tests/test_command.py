@@ -183,7 +183,7 @@ def test_recipe_with_a_key_twice_or_too_deep_is_refused(tmp_path):
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: .* stands twice"):
             read_recipe(tmp_path / "a.yaml")
-    (tmp_path / "a.yaml").write_text("a: " + "[" * 3000)
+    (tmp_path / "a.yaml").write_text("a:\n " + "- " * 3000)
     with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: maximum recursion"):
         read_recipe(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("a: &a {seed: 1}\nb: {<<: *a, seed: 2}\n")
