@@ -8,15 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from ..errors import SettingsError
-from ..settings import (
-    check_arguments,
-    check_at_least,
-    check_own_fields,
-    documented,
-    load_path,
-    near,
-    parse_setting,
-)
+from ..settings import check_arguments, check_at_least, check_own_fields, documented, load_path, near, parse_setting
 from ._endpoint import Endpoint
 from ._judge import ChatClient, Judge
 from ._ledger import Totals

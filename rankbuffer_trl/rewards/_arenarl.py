@@ -52,7 +52,7 @@ class ArenaRL(RewardMethod):
             return fmean(scores) if scores else -1.0  # below every score
 
         # "compares each sampled rollout against that seed"
-        match_scores += (await self._play(group, opening(ids), judge)).values()
+        match_scores += (await self._play(group, [(ids[0], i) for i in ids[1:]], judge)).values()
         seeded = sorted(ids, key=mean, reverse=True)
 
         # "then runs a seeded single-elimination tournament"
@@ -90,11 +90,6 @@ class ArenaRL(RewardMethod):
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         n = 4 * max(len(group.answered) - 1, 0)
         return n, n
-
-
-def opening(ids: Sequence[int]) -> list[IdPair]:
-    """Return the matches that seed the bracket: the first rollout against every other one."""
-    return [(ids[0], i) for i in ids[1:]]
 
 
 def pair_questions(group: RolloutGroup, pairs: Sequence[IdPair]) -> list[Question]:

@@ -73,8 +73,7 @@ class LLMBuffer(RewardMethod):
             chosen = [name for name in names if name[0] == "A"]  # no valid answer: the anchors stay as they are
         selected = (anchor for name, anchor in zip(names, ladder.anchors, strict=True) if name in chosen)
         return replace(
-            ladder,
-            anchors=tuple(replace(a, source="selected") if a.source == "candidate" else a for a in selected),
+            ladder, anchors=tuple(replace(a, source="selected") if a.source == "candidate" else a for a in selected)
         )
 
     def most_shown(self, G: int) -> int:
