@@ -75,17 +75,13 @@ class Checkpoints:
         return path, read_manifest(path)
 
     def resumable(
-        self,
-        resume: str | bool | Path,
-        differences: Callable[[Manifest], list[str]],
-        processes: int,
-        with_changes: bool,
+        self, resume: Path, differences: Callable[[Manifest], list[str]], processes: int, with_changes: bool
     ) -> tuple[Path, int]:
         """Return a checkpoint and its step. Refuse one that is damaged, or of another run unless changes are allowed.
 
         Args:
-            resume (`str`, `bool` or `Path`):
-                As for `find`.
+            resume (`Path`):
+                The folder of the checkpoint.
             differences (`Callable[[Manifest], list[str]]`):
                 Names all that this run and the one that was saved do not have in common.
             processes (`int`):

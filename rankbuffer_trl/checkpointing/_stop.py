@@ -108,8 +108,6 @@ class BeforePush(TrainerCallback):
     def __init__(self, prepare: Callable[[], None]):
         self.prepare = prepare
 
-    def on_push_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_push_begin(self, args: Any, state: TrainerState, control: Any, **kwargs) -> None:
         if state.is_world_process_zero:  # while training, one process calls this; `push_to_hub` calls it on all
             self.prepare()

@@ -32,14 +32,7 @@ class StepLog(TrainerCallback):
                 draft.write_text("".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
 
     @non_fatal(METRICS_FILE.name)
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs) -> None:
         if not state.is_world_process_zero or not logs or SUMMARY in logs:
             return
         # JSON has no NaN and no infinity.
