@@ -26,18 +26,16 @@ REPLAY = "python -m experiments.judge_cost.run --paper --acuity_queries 200"
 REAL = "python -m experiments.real_judge.report experiments/real_judge/qwen2.5-coder-1.5b.jsonl.gz"
 HEAD = """# Claims, and how to check them
 
-`make artifact` runs the rows of under 15 minutes and prints `pass` or `fail` for each. It needs no GPU, no account
-and no model. `python docs/make_artifact.py --write` writes this page. `(page)`: the minutes of the command's page, on
-quiet cores. `(at most)`: all slow tests together take that on quiet cores. The other rows were measured on busy cores.
+`make artifact` runs the rows of under 15 minutes and prints `pass` or `fail` for each, without GPU, account or model.
+Minutes with `(page)` (of the command's page) or `(at most)` (all slow tests) are of quiet cores, others of busy ones.
 
 | claim | command | minutes | expected |
 |---|---|---:|---|
 """
 TAIL = """
-A row of a real policy or judge reads a record of answers and verdicts; the command does not ask the model again, which
-takes hours. [`weak_judge.md`](results/weak_judge.md) and [`real_judge`](../experiments/real_judge/README.md) have
-the commands. The duels of `weak_judge.md` have no row: only their shares were kept, which nothing can count again.
-No row repeats a table of the paper: that needs GPUs, its data and its judge ([`paper.md`](paper.md)).
+A row of a real policy or judge reads a record of answers and verdicts, because to ask the model again takes hours
+([`weak_judge.md`](results/weak_judge.md), [`real_judge`](../experiments/real_judge/README.md)). No row repeats a table
+of the paper, because that needs GPUs, its data and its judge ([`paper.md`](paper.md)).
 """
 
 
