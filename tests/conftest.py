@@ -13,9 +13,11 @@ import contextlib
 import gc
 import json
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +47,9 @@ sys.path.insert(0, str(QUICKSTART))
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# Each client of a judge reads the certificates of all authorities, which takes 30 ms, and no server here has one.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 
 @pytest.fixture(autouse=True)
@@ -185,8 +190,8 @@ def data_file(howto, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
+@pytest.fixture(name="cache")
+def cache_of_data_sets(tmp_path, monkeypatch):
     """A cache of data sets for one test alone. A file asks for it with `pytest.mark.usefixtures("cache")`."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 

@@ -28,7 +28,7 @@ from rankbuffer_tools.report.command import main
 from rankbuffer_tools.report.page import escape, format_number, pack
 from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import examples_of, facts_of, headlines_of, judged_by_rubrics, write_report
-from rankbuffer_tools.report.runs import Run
+from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Usage
@@ -242,9 +242,10 @@ def test_the_proof_is_the_first_number_of_its_run(run, store, tmp_path):
     (tmp_path / "run" / REPORT).mkdir(exist_ok=True)
     for id, first in ((history.run_id(store), True), ("another", False)):
         (tmp_path / "run" / REPORT / COMPARE_FILE).write_text(json.dumps(found | {"run": id}))
-        page = write_report([tmp_path / "run"], tmp_path / "page", None).read_text()
-        label = "<dt>of 9 duels on apart.jsonl won by after against before; judge: j</dt><dd>79 % (74 % to 84 %)</dd>"
-        assert (label in page) is first, page[page.find("<dt>") : page.find("</dl>")]
+        with open_runs([tmp_path / "run"]) as (opened,):
+            headline = next(iter(headlines_of(opened, None).items()))
+        wanted = "of 9 duels on apart.jsonl won by after against before; judge: j", "79 % (74 % to 84 %)"
+        assert (headline == wanted) is first, headline
 
 
 def test_the_page_of_a_collapse_opens_with_it(tmp_path):
@@ -254,8 +255,9 @@ def test_the_page_of_a_collapse_opens_with_it(tmp_path):
         for step, pair in enumerate(texts)
     ]
     score_steps(tmp_path / "run" / LIVE_STORE, steps, Pointwise(), lambda messages: '{"score": 5}')
-    page = write_report([tmp_path / "run"], tmp_path / "page", None).read_text()
-    label, share = re.search(r"<dt>([^<]*)</dt><dd>([^<]*)", page).groups()
+    with open_runs([tmp_path / "run"]) as (opened,):
+        section = report.section_of(opened, None, None, 4000, None, browser_mb=0)
+    label, share = next(iter(section.headlines.items()))
     assert (share, label[:47]) == ("48%", "of the 4-grams in the newest answers repeat, 0%")
 
 
