@@ -198,6 +198,7 @@ except RankBufferError as error:
 """
 
 
+@pytest.mark.slow  # a process of its own imports torch
 def test_a_program_that_ends_in_an_error_of_the_judge_leaves_no_connection_open(tmp_path):
     async def prose(request):
         return completion("I cannot say.", {"prompt_tokens": 1, "completion_tokens": 1})

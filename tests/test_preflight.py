@@ -490,10 +490,11 @@ def test_preflight_asks_nothing_if_a_server_is_missing(tmp_path, queries):
     with socket.socket() as unused, vllm_like(4096) as (there, asked):
         unused.bind(("127.0.0.1", 0))
         missing = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        reader = {"judge_url": missing, "judge_model": "better", "judge_max_retries": 0}
         with pytest.raises(JudgeError, match=f"the judge server {missing} cannot be reached, so nothing was started"):
             check(settings(tmp_path, [there, missing]), queries)
         with pytest.raises(JudgeError, match=f"the judge server {missing} cannot be reached, so nothing was started"):
-            check(settings(tmp_path, there, reference_judge={"judge_url": missing, "judge_model": "better"}), queries)
+            check(settings(tmp_path, there, reference_judge=reader), queries)
     assert asked == []
 
 
