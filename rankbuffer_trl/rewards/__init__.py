@@ -2,7 +2,16 @@
 
 from .._answers import Answer, check_format, read_answer
 from ._gdpo import normalise
-from ._method import GroupScore, RewardMethod, find_method, load_method, method_names, score_by_reward
+from ._method import (
+    GroupScore,
+    RewardMethod,
+    find_method,
+    load_method,
+    method_names,
+    score_by_order,
+    score_by_rank,
+    score_by_reward,
+)
 from ._pointwise import Pointwise
 from ._prefetch import SilentJudge, first_questions
 from ._presentation import shuffle
