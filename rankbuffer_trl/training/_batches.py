@@ -65,9 +65,13 @@ class Batches:
         return self.queries // self.args.queries_per_generation  # TRL leaves out queries that fill no generation
 
     @cached_property
+    def micro_steps_per_generation(self) -> int:
+        return self.args.micro_steps_per_generation  # once: each step asks for it
+
+    @cached_property
     def steps_per_epoch(self) -> int:
         """The number of optimizer steps in an epoch."""
-        micro_steps = self.generations_per_epoch * self.args.micro_steps_per_generation
+        micro_steps = self.generations_per_epoch * self.micro_steps_per_generation
         # The last step of an epoch may take fewer rollouts.
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
 
@@ -85,13 +89,13 @@ class Batches:
         """Return the number of generations of the first `step` optimizer steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         micro_steps = steps * self.args.gradient_accumulation_steps
-        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.args.micro_steps_per_generation)
+        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.micro_steps_per_generation)
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
         # An epoch begins with a new generation, however much the last step of the epoch before has accumulated.
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
-        return micro_steps % self.args.micro_steps_per_generation == 0
+        return micro_steps % self.micro_steps_per_generation == 0
 
     def splits(self) -> list[str]:
         """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""
