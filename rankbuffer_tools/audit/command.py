@@ -181,11 +181,6 @@ def check_same_judge(result: Path, judge: str) -> None:
         raise SettingsError(f"{result} holds the audit of {old}: name another folder with --output_dir")
 
 
-def as_python(number: np.generic) -> object:
-    """Return a number of numpy as one of Python, for JSON."""
-    return number.item()
-
-
 def main() -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -194,8 +189,9 @@ def main() -> None:
         result = audit(config)
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", result)
-        # NaN is no JSON.
-        text = json.dumps({"config": asdict(config), **result.as_dict()}, indent=2, allow_nan=False, default=as_python)
+        # NaN is no JSON, and numbers of numpy become those of Python.
+        values = {"config": asdict(config), **result.as_dict()}
+        text = json.dumps(values, indent=2, allow_nan=False, default=np.generic.item)
         with replacing(out / RESULT) as draft:
             draft.write_text(text + "\n")
         if config.card:

@@ -164,21 +164,16 @@ def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
 
 
 def pairs_of(group: RolloutGroup, seed: int) -> list[Pair]:
-    """Draw pairs without a common sample, as many as there are."""
+    """Draw as many pairs as there are without a common sample, and return each and then its reverse."""
     shuffled = shuffle(range(len(group.rollouts)), seed, group, "pairs")  # not a list's order: its slots are free
-    return list(zip(shuffled[::2], shuffled[1::2], strict=False))
-
-
-def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return each pair and then its reverse."""
-    return [pair for a, b in pairs for pair in ((a, b), (b, a))]
+    return [pair for a, b in zip(shuffled[::2], shuffled[1::2], strict=False) for pair in ((a, b), (b, a))]
 
 
 def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
     """Make the questions of every group, by a key such as `("list", (3, 0, 2, 1))`. `soft`: with probabilities."""
     ids = range(len(group.rollouts))
     orders = balanced(ids, LISTS, seed, group)
-    pairs = both_orders(pairs_of(group, seed))
+    pairs = pairs_of(group, seed)
     made: dict[tuple, Question] = {}
     made |= {("list", order): one for order, one in zip(orders, pass_questions(group, orders, "look"), strict=True)}
     made |= {("pair", pair): pair_question(group, pair) for pair in pairs}

@@ -108,7 +108,8 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
         lengths.setdefault("prompt", []).append(length)
         if number * settings.sample % len(dataset) < settings.sample:  # evenly spread over the rows
             lengths.setdefault("response", []).extend(map(tokens.text, query.responses))
-        wordy = max(wordy, query, key=frame_size)  # its prompt needs most, whatever is shown in it
+        # Its prompt needs most, whatever is shown in it.
+        wordy = max(wordy, query, key=lambda each: len(each.text) + sum(len(rubric.text) for rubric in each.rubrics))
     findings.longest = max([settings.max_completion_length, *findings.lengths["response"]])  # references are shown too
     findings.context = needed_context(wordy, tokens, settings, findings.longest)
     return findings
@@ -130,11 +131,6 @@ def plain_text(query: Query) -> str:
     """Return what a query asks."""
     # Alike if only white space or the form of a letter differs.
     return unicodedata.normalize("NFC", " ".join(query.text.split()))
-
-
-def frame_size(query: Query) -> int:
-    """Count the characters that are in every judge prompt of a query."""
-    return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
 def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:

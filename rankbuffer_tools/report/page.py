@@ -161,7 +161,8 @@ def run_html(number: int, section: RunSection) -> str:
     tiles = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in section.headlines.items())
     first = [chart for chart in section.charts if chart.name in OPENING]
     opening = "\n".join(figure_html(chart, str(number)) for chart in first)
-    examples = "".join(map(example_html, section.index["examples"]))
+    figure = Template(EXAMPLE)  # empty: the script fills it
+    examples = "".join(figure.substitute(caption=escape(each["caption"])) for each in section.index["examples"])
     charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts if chart not in first)
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
@@ -170,11 +171,6 @@ def run_html(number: int, section: RunSection) -> str:
         f'<div class="charts">{opening}{examples}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
-
-
-def example_html(example: dict) -> str:
-    """Return the empty figure of an example."""
-    return Template(EXAMPLE).substitute(caption=escape(example["caption"]))
 
 
 def facts_html(facts: Mapping[str, str]) -> str:

@@ -155,8 +155,9 @@ def composition_table(store: BufferStore) -> list[TableRow]:
         counts: list[Counter[str]] = [Counter() for _ in range(BINS)]
         for anchors in buffers.values():
             for rank, anchor in enumerate(anchors):
-                # On a scale 0..100, since buffers differ in length.
-                counts[scale_bin(rank, len(anchors))][anchor.source] += 1
+                # On a scale 0..100, since buffers differ in length. Integers keep a border exact.
+                number = min(BINS * rank // (len(anchors) - 1), BINS - 1)  # the best joins the last
+                counts[number][anchor.source] += 1
         table += [
             {
                 "epoch": epoch,
@@ -168,11 +169,6 @@ def composition_table(store: BufferStore) -> list[TableRow]:
             for number, sources in enumerate(counts)
         ]
     return table
-
-
-def scale_bin(rank: int, K: int) -> int:
-    """Return the bin of the anchor of rank 0..K-1."""
-    return min(BINS * rank // (K - 1), BINS - 1)  # integers keep a border exact; the best joins the last
 
 
 def advantages(store: BufferStore, steps: Iterable[int]) -> dict[int, list[list[float | None]]]:

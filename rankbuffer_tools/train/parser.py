@@ -87,7 +87,9 @@ class RecipeParser(TrlParser):
             unknown = [key for key in without if key not in KEYS]
         unknown += self.parse_known_args(arguments)[1]
         if unknown:
-            self.error(self._no_such_key(unknown[0].lstrip("-").partition("=")[0]))
+            # Of this program, not of all.
+            names = [field.name for group in self.dataclass_types for field in fields(group)]
+            self.error(no_such_key(unknown[0].lstrip("-").partition("=")[0], names))
         try:
             return self.parse_args_into_dataclasses(arguments)
         except ValueError as error:
@@ -101,11 +103,6 @@ class RecipeParser(TrlParser):
                     f"env has {key}, which is read before a recipe: export it, and leave it out of env"
                 )
         os.environ.update(variables)
-
-    def _no_such_key(self, key: str) -> str:
-        # Of this program, not of all.
-        names = [field.name for group in self.dataclass_types for field in fields(group)]
-        return no_such_key(key, names)
 
     def error(self, message: str):
         """Raise a [`SettingsError`]."""
