@@ -439,10 +439,7 @@ def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(t
 def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows, queries):
     for method, arguments, expected in (
         ("pointwise", {}, 1),
-        ("rrc_agr", {}, 2),
-        ("rankbuffer", {}, 9),
         ("rankbuffer", {"k0": 6, "bootstrap": True}, 13),
-        ("rankbuffer", {"anchor_content": False}, 8),
         ("llm_buffer", {"look_ahead": True}, 20),
     ):
         with vllm_like(2048) as (url, _):
@@ -453,7 +450,7 @@ def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows
         assert shown == expected, method
         assert 0 < tokens - shown * 4500 < 1500, "query, rubrics, template and two answers"
     grown = {"num_train_epochs": 12, "max_completion_length": 4000}
-    for arguments, more in (({}, True), ({"max_anchors": 4}, False), ({"static": True}, False)):
+    for arguments, more in (({}, True), ({"max_anchors": 4}, False)):
         with vllm_like(2048) as (url, _):
             text = check(settings(tmp_path, url, method_args=arguments, **grown), queries)
         assert (int(re.search(r"may show (\d+) responses", text)[1]) > 9) == more, arguments
