@@ -257,6 +257,12 @@ def test_reward_method_is_what_the_arguments_say():
     assert make().reward_method() == RankBuffer(4, 3, 3, bootstrap=False, static=False, fine=True, anchor_content=True)
     other = make(method_args='{"k0": 6, "bootstrap": true, "fine": false}')
     assert other.reward_method() == RankBuffer(6, 3, 3, bootstrap=True, fine=False)
+    shown = {"max_completion_length": 1024}
+    for tokens, own, most in ((18_128, {}, 13), (18_127, {}, 12), (900, {}, 4), (18_128, {"max_anchors": 5}, 5)):
+        assert make(judge_context=tokens, method_args=own, **shown).reward_method().max_anchors == most
+    assert make(judge_context=9000, method_args={"anchor_content": False}).reward_method().max_anchors is None, (
+        "hidden"
+    )
     assert make(method="rrc_agr", method_args={"references": 3}, seed=5).reward_method() == RRCAGR(5, 3)
     assert make(method="rrc_agr", method_args={"seed": 7}, seed=5).reward_method() == RRCAGR(seed=7)
 

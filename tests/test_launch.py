@@ -98,6 +98,7 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
         assert done.of("accelerate")[0].env == {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "VLLM_HOST_IP": "127.0.0.1"}
         assert {call.value("--host") for call in done.of("vllm")} == {"127.0.0.1"}
         assert servers(done)["8000"].env["VLLM_HOST_IP"] == "127.0.0.1"
+        assert args.judge_context == (None if url else 65536), "known of a judge that the script starts"
         url = url.rstrip("/") or "http://127.0.0.1:8001/v1"
         assert (args.method, args.judge_url, args.judge_model) == ("listwise", [url], JUDGE)
         assert (args.vllm_mode, args.vllm_server_base_url) == ("server", "http://127.0.0.1:8000")

@@ -450,11 +450,17 @@ def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows
         assert shown == expected, method
         assert 0 < tokens - shown * 4500 < 1500, "query, rubrics, template and two answers"
     grown = {"num_train_epochs": 12, "max_completion_length": 4000}
-    for arguments, more in (({}, True), ({"max_anchors": 4}, False)):
+    fits = {"judge_context": 2048}  # or k0 anchors at least
+    for own, more in (({}, True), ({"method_args": {"max_anchors": 4}}, False), (fits, False)):
         with vllm_like(2048) as (url, _):
-            text = check(settings(tmp_path, url, method_args=arguments, **grown), queries)
-        assert (int(re.search(r"may show (\d+) responses", text)[1]) > 9) == more, arguments
+            text = check(settings(tmp_path, url, **own, **grown), queries)
+        assert (int(re.search(r"may show (\d+) responses", text)[1]) > 9) == more, own
         assert ("visit 12 of a query takes" in text) == more
+    with (
+        vllm_like(2048) as (url, _),
+        pytest.raises(JudgeError, match=r"judge_context=4096 is more than .* 2,048 tokens"),
+    ):
+        check(settings(tmp_path, url, judge_context=4096), queries)
 
 
 def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):

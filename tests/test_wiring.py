@@ -489,6 +489,12 @@ def a_long_prompt(at) -> dict:
     return training(at) | {"max_prompt_length": To(3, "tokens, max_prompt_length is 3")}
 
 
+@starts("rankbuffer-train", TRAIN, run_training)
+def a_short_context(at) -> dict:
+    at.ends.door("rankbuffer_trl.rewards._rankbuffer.RankBuffer.with_room_for")
+    return training(at) | base(dry_run=True) | {"judge_context": To(9000, {"anchors": 387})}
+
+
 def train_and_resume(at, values: dict) -> None:
     def close(trainer) -> None:
         weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)

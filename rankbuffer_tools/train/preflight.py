@@ -77,6 +77,13 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
                 lines.append(f"{role}: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts["judge"]), default=None)
+            if context and (args.judge_context or 0) > context:
+                raise JudgeError(
+                    f"judge_context={args.judge_context} is more than the judge's context of {context:,} tokens, so"
+                    f" buffers would outgrow it: set {context} (JUDGE_CONTEXT of the launch scripts), or serve a"
+                    " larger one",
+                    passing=False,
+                )
             shown = await asyncio.to_thread(price.most_shown)  # it has an event loop of its own
             lines += await check_judge_context(servers[0], context, judge.guard, plan, longest, shown)
         question = price.first_questions[0]

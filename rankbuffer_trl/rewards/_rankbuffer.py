@@ -4,7 +4,7 @@ Other parts compute the format reward (`_answers.py`) and the advantage (TRL), a
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
 from ..groups import RolloutGroup
@@ -81,6 +81,12 @@ class RankBuffer(RewardMethod):
     def responses_needed(self) -> int:
         """The number of reference responses that every query must have: `K0`, or 0 if buffers are bootstrapped."""
         return 0 if self.bootstrap else self.k0
+
+    def with_room_for(self, anchors: int) -> "RankBuffer":
+        """Return the method for a judge whose context holds so many anchors; `max_anchors` and `k0` come first."""
+        if self.max_anchors or not self.anchor_content:
+            return self
+        return replace(self, max_anchors=max(anchors, self.k0))
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """Return the rewards and the next buffer of one group (Algorithm 1).

@@ -21,6 +21,7 @@ from ..judge import Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
 from ..rewards._method import RewardMethod, load_method
+from ..rewards._rankbuffer import RankBuffer
 from ..settings import check_at_least, documented, fields_of, kind_of, near
 from ._reward_functions import load_functions
 
@@ -46,6 +47,8 @@ ANSWERS = (  # the settings of a judge that its answers depend on
     *("judge_url", "judge_model", "judge_client", "judge_client_args", "judge_request"),
     *("judge_decoding", "judge_free_tokens", "judge_guard", "judge_samples"),
 )
+QUESTION_TOKENS = 2000  # of a judge's prompt, for the query, its rubrics, the template and the verdict
+QUOTED = 9 / 8  # with the marks of `judge_guard`, which are about one token in eight
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 RANKED = "rewards/rank_reward"  # the log's name of the reward of this package
@@ -87,6 +90,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             The reward method: the name of a file in `rankbuffer_trl/rewards`, or the dotted path of your own class.
         method_args (`dict`, *optional*):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
+        judge_context (`int`, *optional*):
+            Tokens of the judge's context. A buffer of RankBuffer then keeps at most as many anchors as fit into it
+            beside a rollout, if all of them are `max_completion_length` tokens long: `max_anchors`, which is ours,
+            unless `method_args` has another one. Default: buffers grow as in the paper.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling). It
             needs `scale_rewards: none`: a deviation in the advantages would take the factor out again.
@@ -183,6 +190,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     method: str = "rankbuffer"
     method_args: dict | str | None = None
+    judge_context: int | None = None
     scale_by_signal: bool = False
     reference_judge: dict | str | None = None
     reference_groups: int = 11
@@ -290,7 +298,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
         check_at_least(self, format_weight=0, judge_view_limit=0, reference_groups=1)
-        check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1, max_prompt_length=1, num_processes=1)
+        check_at_least(
+            self, judge_context=1, recipe_queries_per_step=1, dry_run_queries=1, max_prompt_length=1, num_processes=1
+        )
         self._check_ranges()
         if self.reference_groups > MAX_REFERENCE_GROUPS:
             raise SettingsError(
@@ -473,7 +483,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         Raises:
             [`SettingsError`]: if there is no such method or argument.
         """
-        return load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
+        method = load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
+        if self.judge_context is None or not isinstance(method, RankBuffer):
+            return method
+        shown = (self.judge_context - QUESTION_TOKENS) / (self.max_completion_length * QUOTED)
+        return method.with_room_for(int(shown) - 1)  # the rollout that is inserted is shown, too
 
 
 def check_backends(names: Iterable[str]) -> None:

@@ -56,7 +56,7 @@ else
     SAMPLING=(--vllm_server_base_url "http://127.0.0.1:$PORT")
 fi
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     "${SAMPLING[@]}" --gradient_accumulation_steps "$ACCUMULATION" "${REST[@]}"
 )
 other_roles 6,7 0,1,2,3 --tensor-parallel-size 4

@@ -11,7 +11,8 @@
 # PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
 # ROLLOUT_COPIES  copies of the policy on the GPUs of the rollout server (default 1: all of them share one by tensor
 #              parallelism). More copies sample faster if the policy fits into fewer GPUs. vLLM calls this data parallelism.
-# JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
+# JUDGE_CONTEXT   context of the judge in tokens (default 65536 for a judge that the script starts). Buffers keep at most as
+#              many anchors as fit into it. Without it, they grow under a judge that is served already as in the paper.
 #
 # RETRIES      how often a training that a judge or a rollout server has ended (exit code 75) is started again (default 0),
 #              from its newest checkpoint, after RETRY_SECONDS (default 60). The servers of the script must live on.
@@ -164,18 +165,22 @@ rollout_command() {
     need "${ROLLOUTS[0]}"
 }
 
-# judge_command HOST [OPTION...]: unless JUDGE_URL names a judge, set it, and set JUDGE_SERVER to the command of the
-# judge that the script will start. An answer of a benchmark may need a context of 65,536 tokens. Without
+# judge_command HOST [OPTION...]: set JUDGE_ARGUMENTS to the arguments of a training that name the judge. Unless JUDGE_URL
+# names one, set it, and set JUDGE_SERVER to the command of the judge that the script will start. An answer of a benchmark may need a context of 65,536 tokens. Without
 # `--generation-config vllm`, the server would sample by the model's own top-k and top-p.
 judge_command() {
-    [[ -z $JUDGE_URL ]] || return 0
-    STARTS_JUDGE=yes
-    JUDGE_URLS=("http://$1:$((PORT + 1))/v1")
-    JUDGE_URL=${JUDGE_URLS[0]}
-    JUDGE_SERVER=(
-        VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 vllm serve "$JUDGE_MODEL" --host "$1" --port "$((PORT + 1))" "${@:2}"
-        --max-model-len "${JUDGE_CONTEXT:-65536}" --generation-config vllm --enable-prompt-tokens-details
-    )
+    if [[ -z $JUDGE_URL ]]; then
+        STARTS_JUDGE=yes
+        JUDGE_CONTEXT=${JUDGE_CONTEXT:-65536}
+        JUDGE_URLS=("http://$1:$((PORT + 1))/v1")
+        JUDGE_URL=${JUDGE_URLS[0]}
+        JUDGE_SERVER=(
+            VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 vllm serve "$JUDGE_MODEL" --host "$1" --port "$((PORT + 1))" "${@:2}"
+            --max-model-len "$JUDGE_CONTEXT" --generation-config vllm --enable-prompt-tokens-details
+        )
+    fi
+    JUDGE_ARGUMENTS=(--judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL")
+    [[ -z ${JUDGE_CONTEXT:-} ]] || JUDGE_ARGUMENTS+=(--judge_context "$JUDGE_CONTEXT")
 }
 
 # is_here URL: tell whether a server is on this machine, so that it holds GPUs of this machine.

@@ -38,7 +38,7 @@ GPU=${CUDA_VISIBLE_DEVICES:-0}
 MEMORY=0.35
 [[ -n $STARTS_JUDGE ]] || judge_is_here || MEMORY=0.45
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     --per_device_train_batch_size 1 --gradient_accumulation_steps 160
     --use_peft --lora_r 32 --lora_alpha 64 --lora_target_modules all-linear --learning_rate 1e-5
     --vllm_mode colocate --vllm_gpu_memory_utilization "$MEMORY" --vllm_max_model_length 8192 "${REST[@]}"

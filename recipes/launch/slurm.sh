@@ -87,7 +87,7 @@ ROLLOUT_URL=http://$SERVE_HOST:$PORT
 export TRAIN_HOST
 
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps "$ACCUMULATION" "$@" --output_dir "$OUTPUT"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"

@@ -69,7 +69,7 @@ fi
 check_address TRAIN_HOST "$TRAIN_HOST"
 need accelerate
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL"
+    --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps 10 "$@"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
