@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,15 @@ def test_every_library_that_is_imported_is_declared(package, folder):
 
 
 @pytest.mark.slow
+def test_each_command_runs_as_a_module_too(package, monkeypatch, capsys):
+    for name, entry in package["scripts"].items():
+        module = entry.partition(".command:")[0]
+        monkeypatch.setattr(sys, "argv", [name, "--help"])
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_module(module, run_name="__main__")
+        assert "usage: " in capsys.readouterr().out, module
+
+
 def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
