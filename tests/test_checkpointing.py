@@ -126,9 +126,19 @@ class ServerError(Exception):
     leaves_step = True
 
 
+def test_half_a_step_of_the_optimizer_is_not_saved_as_a_whole_one(tmp_path, tiny_policy, monkeypatch):
+    trainer = make(tmp_path, tiny_policy, Rewards(), save_strategy="no", max_steps=3)
+    trainer.create_optimizer_and_scheduler(3)
+    step, steps = trainer.optimizer.step, iter([True, True])
+    monkeypatch.setattr(trainer.optimizer, "step", lambda *args, **kwargs: next(steps) and step(*args, **kwargs))
+    with pytest.raises(StopIteration):
+        trainer.train()
+    assert trainer.state.global_step == 2 and not [*tmp_path.glob("checkpoint-*")]
+
+
 def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy, monkeypatch):
     whole = train(tmp_path / "whole", tiny_policy, Rewards(), max_steps=4)
-    for error, saved in (ServerError, 2), (ValueError, None), (KeyboardInterrupt, None):
+    for error, saved in (ServerError, 2), (ValueError, 2), (KeyboardInterrupt, None):
         folder = tmp_path / error.__name__
         with pytest.raises(error):
             train(folder, tiny_policy, Rewards(), {2: error}, save_strategy="no", max_steps=4)

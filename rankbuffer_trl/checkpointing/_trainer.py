@@ -122,6 +122,7 @@ class ResumableTrainer(GRPOTrainer):
             keep_base_exact(self.model)
         self._checkpoints = checkpoints
         self._after_step: Callable[[], None] | None = None
+        self._in_step = False
         self._stop = StopEarly(run_state.ends_generation, run_state.over_budget, run_state.wake)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
@@ -156,7 +157,7 @@ class ResumableTrainer(GRPOTrainer):
         """
         # One process reads and moves files; all get its error.
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
-        self._after_step = None
+        self._after_step, self._in_step = None, False
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
@@ -197,13 +198,21 @@ class ResumableTrainer(GRPOTrainer):
             self._stop.leave_step(self.control)
         except Exception as error:
             # Saving is a collective, and must be exact.
-            if not leaves_step(error) or not self.run_state.ends_generation(self.state.global_step):
+            alone = self._in_step and self.args.world_size == 1  # of several processes the others may not come to save
+            if not (alone or leaves_step(error)) or not self.run_state.ends_generation(self.state.global_step):
                 raise
             try:
                 self._save_without_step()
             except Exception as second:  # the first error is the cause, and is the one to raise
                 logger.warning(f"the steps before could not be saved either: {second}")
             raise
+
+    def training_step(self, *args, **kwargs) -> Any:
+        """Take one, and know whether an error comes from inside: then the policy is that of the last whole step."""
+        self._in_step = True
+        loss = super().training_step(*args, **kwargs)
+        self._in_step = False  # an error of the optimizer may leave half a step
+        return loss
 
     def _get_grad_norm(self, *args, **kwargs) -> Any:
         """Return the norm of the gradient as transformers does. Leave the step if it would destroy the policy."""
