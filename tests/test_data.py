@@ -335,6 +335,10 @@ def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
     assert [len(load_queries(str(folder), split=split)) for split in ("train", "test")] == [3, 1]
     with pytest.raises(DataError, match=r"train\.jsonl has no split 'test'; name a folder .* test.jsonl"):
         load_queries(str(folder / "train.jsonl"), split="test")
+    write_rows(folder / "train_kept_apart.jsonl", good_rows(1))
+    with pytest.raises(DataError, match=rf"kept apart, in train_kept_apart\.jsonl, .* name {folder}/train\.jsonl"):
+        load_queries(str(folder))
+    (folder / "train_kept_apart.jsonl").unlink()
     write_rows(folder / "train-2.jsonl", [{"prompt": "How?", "topic": "eggs"}])
     for streaming in (False, True):
         named = rf" as a whole: name one file of it \({folder}/test.jsonl, " if not streaming else ""

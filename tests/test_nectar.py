@@ -38,6 +38,9 @@ def test_parse_prompt_says_why_a_text_is_no_prompt():
     for text, reason in UNUSABLE.items():
         with pytest.raises(Unusable, match=reason):
             parse_prompt(text)
+    for text in ('[{"role": "user", "content": "hi"}]', "[INST] What is tea? [/INST]"):  # which the next step refuses
+        with pytest.raises(Unusable, match="the prompt must be the"):
+            to_row({"prompt": f"\n\nHuman: {text}\n\nAssistant: ", "answers": []})
     assert parse_prompt(f"\n\nHuman: {LONG}\n\nAssistant: ")[0]["content"] == LONG
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from rankbuffer_trl.data import DataError, text_fault
+from rankbuffer_trl.data import DataError, prompt_faults, text_fault
 from rankbuffer_trl.groups import Messages
 
 RANKS = 7
@@ -59,6 +59,8 @@ def to_row(raw: dict) -> dict:
     if text_fault(raw["prompt"]):
         raise Unusable("the prompt is empty or is not clean text")
     messages = parse_prompt(raw["prompt"])
+    for _, problem, _ in prompt_faults(messages):  # the next step would refuse the whole set
+        raise Unusable(f"the prompt {problem}")
     answers = raw["answers"]
     if len(answers) != RANKS:
         raise Unusable(f"not {RANKS} responses")

@@ -14,6 +14,7 @@ from ._queries import (
     iterate,
     load_queries,
     normal_row,
+    prompt_faults,
     prompt_id,
     response_faults,
     row_faults,

@@ -116,6 +116,12 @@ def load_queries(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
             ' such as {"prompt": "How do I boil an egg?"}; .json and .parquet are read, too'
         )
+    for apart in path.glob("*_kept_apart.*") if path.is_dir() else ():
+        if (base := apart.with_stem(apart.stem.removesuffix("_kept_apart"))).is_file():
+            raise DataError(
+                f"the folder {path} holds prompts that were kept apart, in {apart.name}, and all of its files would be"
+                f" read as one: name {base}"
+            )
     try:
         return load_dataset(name, **arguments, split=split, streaming=streaming)
     except (*UNREADABLE, RuntimeError) as error:
@@ -408,6 +414,7 @@ def spells_messages(text: str) -> bool:
 
 
 def prompt_faults(prompt: Any) -> Iterator[Fault]:
+    """Yield why a prompt cannot be one of a training set. A caller stops at the first fault."""
     if not isinstance(prompt, list) or not prompt:
         yield "prompt", 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]', prompt
     for i, message in enumerate(prompt):
