@@ -6,6 +6,8 @@ one before it left.
 """
 
 import asyncio
+import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,8 @@ from .data._queries import DataError, generic_row, normal_row, row_faults
 from .errors import SettingsError
 from .groups import Query, Rollout, RolloutGroup
 from .judge import ChatClient, Judge, JudgeError
+from .judge._openai_client import OpenAIClient
+from .judge._servers import Servers
 from .judge.config import JudgeConfig, read_judge
 from .monitoring._judged_thoughts import ThoughtMonitor
 from .rewards._method import GroupScore, RewardMethod, load_method
@@ -110,6 +114,7 @@ class GroupRanker:
         self.scoring = Scoring(method, judge, self.store, max_failures, step_timeout)
         # One thread has the store: a commit may wait for a reader of the file, and the event loop must not.
         self._thread = ThreadPoolExecutor(1, "store")
+        self._place: tuple[asyncio.AbstractEventLoop, int] | None = None  # loop and process of the first rank
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
 
     async def rank(self, query: AnyQuery, texts: Sequence[str], step: int | None = None) -> GroupScore:
@@ -131,9 +136,17 @@ class GroupRanker:
             [`StoreError`]: if other texts are recorded for this step, or if the query has a later visit.
             [`JudgeError`]: if the judge fails too often, or takes too long.
         """
+        self._check_place()
         asked = self._query(query)
-        if isinstance(texts, str) or not texts:
+        if isinstance(texts, (str, Mapping)) or not texts:
             raise DataError(f"query {asked.id!r}: the texts to rank must be a list with at least one text")
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"query {asked.id!r}: text {i} must be a string, got {text!r:.60}")
+        try:
+            step = step if step is None else operator.index(step)  # the store knows no number of numpy
+        except TypeError:
+            raise DataError(f"query {asked.id!r}: step must be a whole number, got {step!r:.60}") from None
         if step is not None and step < 0:
             raise DataError(f"query {asked.id!r}: step must be at least 0, got {step}")
         answers = self.answers.read([asked.prompt] * len(texts), texts, None)
@@ -161,6 +174,17 @@ class GroupRanker:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def _check_place(self) -> None:
+        """Refuse a process that has no thread of the store, and a loop in which no connection to the judge lives."""
+        loop, pid = asyncio.get_running_loop(), os.getpid()
+        first_loop, first_pid = self._place = self._place or (loop, pid)
+        server = isinstance(self.scoring.judge.client, (OpenAIClient, Servers))
+        if pid != first_pid or (server and loop is not first_loop and first_loop.is_closed()):
+            raise SettingsError(
+                f"this GroupRanker began in another {'event loop' if pid == first_pid else 'process'}: make one loop"
+                " for all calls in the process that ranks, as docs/other_trainers.md does"
+            )
 
     def _query(self, given: AnyQuery) -> Query:
         if isinstance(given, Query):

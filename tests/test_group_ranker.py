@@ -1,11 +1,13 @@
 """`GroupRanker`: a group of any program has the rewards of a training step, whatever arrives at once or again."""
 
 import asyncio
+import os
 import random
 import re
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
+import numpy as np
 import pytest
 from conftest import ROOT, by_number, group, numbers, run_program, scripted_judge
 from helpers.contents import contents
@@ -70,6 +72,41 @@ def test_rank_knows_a_visit_that_is_recorded_also_in_a_store_that_is_opened_agai
     for (_, step), error in zip(others, refused, strict=True):
         assert isinstance(error, StoreError) and f"other texts of step {step} are refused" in str(error)
     assert after == left
+
+
+@pytest.mark.parametrize(
+    ("texts", "step", "said"),
+    [(["5", None], 0, "text 1 must be a string"), ({"a": "5"}, 0, "must be a list"), (["5"], 1.5, "a whole number")],
+)
+def test_rank_refuses_what_is_no_text_and_no_step_before_it_asks(texts, step, said):
+    async def play():
+        async with GroupRanker("rankbuffer", scripted_judge(lambda _: pytest.fail("the judge is asked"))) as ranker:
+            await ranker.rank(numbers(), texts, step)
+
+    with pytest.raises(DataError, match=said):
+        asyncio.run(play())
+
+
+def test_rank_takes_a_step_of_numpy():
+    _, left, _ = run(GroupRanker("rankbuffer", scripted_judge(by_number)), (numbers(), "5 15", np.int64(5)))
+    assert [row[:2] for row in left["groups"]] == [("n", 5)]
+
+
+def test_rank_in_another_loop_or_process_is_refused(monkeypatch):
+    local = GroupRanker("listwise", RubricJudge())
+    assert [
+        asyncio.run(local.rank("How?", ["a", "b"])).rewards for _ in range(2)
+    ]  # no connection, so any loop will do
+    server = GroupRanker("listwise", {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"})
+    for ranker, place in (server, "event loop"), (local, "process"):
+        if ranker is server:
+            closed = asyncio.new_event_loop()
+            closed.close()
+            ranker._place = closed, os.getpid()
+        else:
+            monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(SettingsError, match=f"another {place}.*other_trainers"):
+            asyncio.run(ranker.rank("How?", ["a", "b"]))
 
 
 def test_rank_judges_queries_at_once():
