@@ -145,6 +145,13 @@ def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path, 
     assert not [word for word in done.of("python")[1].argv if word.removeprefix("--") in only]
 
 
+def test_the_data_role_goes_on_without_the_queries_that_failed_and_not_without_all(tmp_path):
+    for status, calls in (3, 2), (1, 1):
+        words = {"JUDGE_URL": AWAY, "SAMPLER_URL": HERE, "REFUSES": str(status)}
+        done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", there=SERVED, **words)
+        assert len(done.of("python")) == calls, done.output
+
+
 def test_an_estimate_without_a_judge_or_vllm_is_a_dry_run(tmp_path):
     done = launch(tmp_path, "one_node.sh", "estimate", *SEED, without=("vllm", "curl", "hf"))
     assert done.status == 0 and "no judge is asked" in done.output

@@ -138,7 +138,7 @@ def test_generate_responses_lists_failures_and_asks_them_again_alone(tmp_path, c
         return "no" if "Question 2?" in messages[0]["content"] else by_number(messages, how_often)
 
     source = own_queries(tmp_path, 4)
-    assert generate(source, tmp_path, Model(sometimes), Model(confused)) == 1
+    assert generate(source, tmp_path, Model(sometimes), Model(confused)) == 3
     lines = (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines()
     failed = {row["query_id"]: row["error"] for row in map(json.loads, lines)}
     assert failed.keys() == {"q1", "q2"}
@@ -150,7 +150,7 @@ def test_generate_responses_lists_failures_and_asks_them_again_alone(tmp_path, c
     assert "2 queries failed and are NOT in it" in said and "asks only what has no answer yet" in said
 
     sampler, judge = Model(sometimes), Model(by_number)
-    assert generate(source, tmp_path, sampler, judge) == 1
+    assert generate(source, tmp_path, sampler, judge) == 3
     assert not sampler.bodies and len(judge.bodies) == 1
     assert [row["query_id"] for row in made(tmp_path)[0]] == ["q0", "q2", "q3"]
 

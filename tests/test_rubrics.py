@@ -228,7 +228,7 @@ def test_generate_rubrics_lists_failed_queries_and_asks_them_alone_the_next_time
     (tmp_path / "out.jsonl").write_text("older")
     assert generate(source, tmp_path, Model(lambda *_: "no"), temperature=1) == 1
     assert (tmp_path / "out.jsonl").read_text() == "older", "where all fail, an older file stays"
-    assert generate(source, tmp_path, Model(answer)) == 1
+    assert generate(source, tmp_path, Model(answer)) == 3
     failed = [json.loads(line) for line in (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines()]
     assert [row["query_id"] for row in failed] == [ids[2]]
     assert failed[0]["error"].startswith("malformed: the answer must hold one whole JSON object")

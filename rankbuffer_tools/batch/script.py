@@ -106,8 +106,11 @@ def announce(
     print(f"[price] answers that {log} holds are not asked again", flush=True)
 
 
+PARTLY = 3  # an exit code: the file is written, and some queries, which no further attempt may mend, are not in it
+
+
 def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[dict]) -> int:
-    """Write a data set, its failures and its provenance, and return the exit code: 1 if a query failed.
+    """Write a data set, its failures and its provenance, and return the exit code: 1 if all failed, `PARTLY` if some.
 
     If all queries failed, an older file at `path` stays.
     """
@@ -120,10 +123,11 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
         query_id, cause = next(iter(failures.items()))
         print(
             f"{len(failures):,} queries failed and are NOT in it; they are listed in {beside(path, 'failed.jsonl')}."
-            f" The first is {query_id!r}: {cause}. The same command asks only what has no answer yet.",
+            f" The first is {query_id!r}: {cause}. The same command asks only what has no answer"
+            " yet; go on without them if their cause stays.",
             file=sys.stderr,
         )
-    return 1 if failures else 0
+    return (PARTLY if rows else 1) if failures else 0
 
 
 def no_such_key(key: str, known: Sequence[str]) -> str:

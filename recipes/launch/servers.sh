@@ -310,9 +310,11 @@ make_data() {
             vllm serve "$POLICY" --host 127.0.0.1 --port "$PORT" --max-model-len 8192 --generation-config vllm "$@"
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
+    # 3: some queries failed, and the others are written. One prompt that always fails must not end all.
     python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
-        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' --recipe "$RECIPE" "${RESPONSES[@]}"
-    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}" "${RUBRICS[@]}"
+        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' --recipe "$RECIPE" "${RESPONSES[@]}" || (($? == 3))
+    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}" "${RUBRICS[@]}" ||
+        (($? == 3))
     rankbuffer-data check "$output" --tokenizer "$POLICY"
 }
 
