@@ -530,6 +530,19 @@ def test_the_page_has_the_untrained_runs_of_the_record():
         assert cells == [", ".join(f"{cosine:.2f}" for cosine in each) for each in found]
 
 
+def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("paper_rows.jsonl").read_text().splitlines()]
+    ((_, *rows),) = (each for each in tables_of(page) if "calls, equal questions once" in each[0])
+    assert {row[0] for row in rows} == {run["method"] for run in runs} and len(runs) == 115
+    for method, said, _, _, *cells in rows:
+        found = [run for run in runs if run["method"] == method]
+        calls, tokens = (fmean(run[name] for run in found) for name in ("calls", "tokens"))
+        anchors = [run["anchors"] for run in found if "anchors" in run]
+        assert said == str(Interval.of([run["quality"] for run in found])) and len(found) == 5
+        assert cells == [f"{calls:,.0f}", f"{tokens:,.0f}", f"{fmean(anchors):.2f}" if anchors else ""]
+
+
 def test_the_page_has_the_table_of_the_record_of_large_groups():
     page = Path(__file__).with_name("README.md")
     runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
