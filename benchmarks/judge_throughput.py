@@ -70,7 +70,7 @@ class Recorder:
 
     async def complete(self, messages, *, question, seed, tally):
         fields = constrain(question.verdict, self.client.decoding, self.client.free_tokens)
-        request = {"model": self.client.model, "messages": messages, "temperature": 0, "seed": seed, **fields}
+        request = {"model": self.client.model, "messages": list(messages), "temperature": 0, "seed": seed, **fields}
         if seed == 0:
             self.requests[question.query_id][question.kind].append(request)
         return await self.client.complete(messages, question=question, seed=seed, tally=tally)
