@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Askable, Judge, JudgeError, Question, TransportError
+from rankbuffer_trl.judge import TOKENS_PER_MARK, Askable, Judge, JudgeError, Question, TransportError
 
 if TYPE_CHECKING:
     from rankbuffer_trl.judge.config import OpenAIClient
@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 COUNTED_QUESTIONS = 5  # prompts that are counted exactly: the longest text need not have the most tokens
 CHARACTERS_PER_TOKEN = 3  # few for English, so that an estimate is too high rather than too low
 TURN_TOKENS = 256  # the judge's chat template, and the turn that names the fault of an answer
-QUOTED = 8  # with `judge_guard`, the marks in front of lines are about one token in eight
 
 
 class Need(NamedTuple):
@@ -146,7 +145,7 @@ def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = Tru
             Tokens of responses that are not in the prompt yet.
     """
     # Twice: a faulty answer stands in the repeat's prompt.
-    return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
+    return prompt + responses + (responses // TOKENS_PER_MARK if guard else 0) + 2 * verdict + TURN_TOKENS
 
 
 def estimate_tokens(questions: Collection[Question], guard: bool, samples: int = 1) -> tuple[float, float]:

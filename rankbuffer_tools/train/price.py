@@ -9,12 +9,12 @@ from operator import mul
 from statistics import fmean
 
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Question, Totals
+from rankbuffer_trl.judge import TOKENS_PER_MARK, Question, Totals
 from rankbuffer_trl.rewards import RERANK, first_questions
 from rankbuffer_trl.training import RunPlan, require_questions, spent_before, stand_in
 
 from ..batch.script import duration, short
-from ..batch.server_check import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
+from ..batch.server_check import CHARACTERS_PER_TOKEN, estimate_tokens
 from ..data.responses import score_questions
 from .rehearsal import rehearse
 
@@ -130,7 +130,7 @@ class RunPrice:
         by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(sampled))
         sample = usage if usage and usage.spent_tokens else by_characters
         # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
-        longest = 0 if self.written else args.max_completion_length * (1 + args.judge_guard / QUOTED)
+        longest = 0 if self.written else args.max_completion_length * (1 + args.judge_guard / TOKENS_PER_MARK)
         ends = [(0.0, False), (longest, True)]
 
         def part(step: int, end: tuple[float, bool], reference_judge: bool) -> Totals:

@@ -208,7 +208,7 @@ class ResumableTrainer(GRPOTrainer):
             raise
 
     def training_step(self, *args, **kwargs) -> Any:
-        """Take one, and know whether an error comes from inside: then the policy is that of the last whole step."""
+        """Take a step up to its gradient, as TRL does. An error inside leaves the policy of the last whole step."""
         self._in_step = True
         loss = super().training_step(*args, **kwargs)
         self._in_step = False  # an error of the optimizer may leave half a step

@@ -26,7 +26,7 @@ from ._questions import (
     ranking_question,
     selection_question,
 )
-from ._quoting import LONGEST_QUOTED, defuse, show_response
+from ._quoting import LONGEST_QUOTED, TOKENS_PER_MARK, defuse, show_response
 from ._rubric_judge import RubricJudge, count_tokens, meets, parse_rubrics, rubric_score
 from ._thoughts import THOUGHT_BEGINS, after_thought, answer_of, tag_fault
 from ._verdicts import (

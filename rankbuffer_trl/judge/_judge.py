@@ -62,7 +62,7 @@ class Askable(Protocol):
         """Return the value of a reply, or raise [`VerdictError`]."""
 
 
-class Messages(Sequence[dict[str, str]]):
+class LazyMessages(Sequence[dict[str, str]]):
     """The messages of a question, written when they are first read.
 
     A client reads them when the question has its turn, because a step of large groups has thousands of questions that
@@ -186,7 +186,7 @@ class Judge:
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger."""
-        messages: Sequence[dict[str, str]] = Messages(question, self.guard)
+        messages: Sequence[dict[str, str]] = LazyMessages(question, self.guard)
         opening = messages
         verdict, outcome, error = None, "malformed", ""
         usage, answer, tally = Usage(), "", Tally()

@@ -41,6 +41,8 @@ MARKER = re.compile(
 
 LONGEST_QUOTED = 100_000
 """Characters of one response that a prompt shows: far more than 4,096 tokens of any answer have."""
+TOKENS_PER_MARK = 8
+"""Tokens of a quoted response for each mark in front of a line, about."""
 
 INVISIBLE = ("Cc", "Cf", "Cs")  # in a line; the categories Zl and Zp end one
 # Letters and marks by their category, but they show nothing: fillers, joiners, variation selectors, reserved tags.

@@ -41,9 +41,8 @@ class LLMBuffer(RewardMethod):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         buffer = buffer or initial_buffer(group.query.responses, SIZE)
-        if group.answered and any(
-            anchor.source == "candidate" for anchor in buffer.anchors
-        ):  # the manager has yet to select
+        to_select = any(anchor.source == "candidate" for anchor in buffer.anchors)  # as after a look-ahead
+        if group.answered and to_select:
             seen = [rollout.text for rollout in group.answered]
             buffer = await self._select(group.query, buffer, seen, judge)
         ranking = await coarse_to_fine(group.query, buffer, group.answered, judge)

@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from .._answers import check_format
 from ..errors import SettingsError
-from ..judge import Judge
+from ..judge import TOKENS_PER_MARK, Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
 from ..rewards._method import RewardMethod, load_method
@@ -48,7 +48,6 @@ ANSWERS = (  # the settings of a judge that its answers depend on
     *("judge_decoding", "judge_free_tokens", "judge_guard", "judge_samples"),
 )
 QUESTION_TOKENS = 2000  # of a judge's prompt, for the query, its rubrics, the template and the verdict
-QUOTED = 9 / 8  # with the marks of `judge_guard`, which are about one token in eight
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 RANKED = "rewards/rank_reward"  # the log's name of the reward of this package
@@ -486,7 +485,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         method = load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
         if self.judge_context is None or not isinstance(method, RankBuffer):
             return method
-        shown = (self.judge_context - QUESTION_TOKENS) / (self.max_completion_length * QUOTED)
+        shown = (self.judge_context - QUESTION_TOKENS) / (self.max_completion_length * (1 + 1 / TOKENS_PER_MARK))
         return method.with_room_for(int(shown) - 1)  # the rollout that is inserted is shown, too
 
 

@@ -40,7 +40,6 @@ logger = get_logger(__name__)
 COUNTED_ROWS = 5  # prompts, the longest by characters
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
-
 # A server whose machine is gone never answers and never closes. It is noticed after 60 + 4 * 15 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n requests are not one request for n
