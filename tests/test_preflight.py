@@ -201,6 +201,7 @@ def test_a_plan_says_what_it_leaves_open(tmp_path, rows):
         (paid, bare, [few, price, made]),
         (paid | {"judge_prompt_price": 1.0, "judge_completion_price": 1.0} | longer, rows, []),
         (longer, bare, [made]),
+        ({"max_steps": 8}, rows, ["8 steps are few: .* so set max_steps to [0-9]+$"]),
     ):
         lines = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", **given), data, None)).advice()
         assert len(lines) == len(said) and all(map(re.search, said, lines)), lines

@@ -202,10 +202,10 @@ class RunPrice:
         """Say if this plan has too few steps to show anything."""
         steps = self.plan.batches.steps
         epochs = math.ceil(LEARNED / self.plan.batches.steps_per_epoch)
-        line = (
-            f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set num_train_epochs to"
-            f" {epochs}, or bring more prompts"
-        )
+        more = f"num_train_epochs to {epochs}, or bring more prompts"
+        if self.plan.args.max_steps > 0:  # it goes before num_train_epochs, and before the number of prompts
+            more = f"max_steps to {LEARNED}"
+        line = f"{steps} steps are few: our runs that learned took {LEARNED} or more, so set {more}"
         return [line] if steps < LEARNED else []
 
     def advice(self) -> list[str]:
