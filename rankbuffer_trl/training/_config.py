@@ -86,7 +86,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         > Parameters that control the reward
 
         method (`str`, *optional*, defaults to `"rankbuffer"`):
-            The reward method: the name of a file in `rankbuffer_trl/rewards`, or the dotted path of your own class.
+            The reward method: `rankbuffer`, `listwise` or another name that `recipes/README.md` lists, or the dotted
+            path of your own class.
         method_args (`dict`, *optional*):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         judge_context (`int`, *optional*):
