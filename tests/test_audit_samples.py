@@ -27,10 +27,11 @@ from rankbuffer_tools.audit.command import AuditConfig, audit, check_same_judge,
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
+from rankbuffer_tools.batch import script
 from rankbuffer_tools.batch.output import write_rows
 from rankbuffer_trl.data._queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Judge, Usage
+from rankbuffer_trl.judge import Endpoint, Judge, Usage
 from rankbuffer_trl.judge import _rubric_judge as rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -147,6 +148,13 @@ def test_questions_cost_at_most_two_per_cent_of_the_papers_run():
 
 
 # A judge of known errors
+
+
+def test_a_price_names_kept_answers_only_where_there_are_some(tmp_path, capsys):
+    for kept in (False, True):
+        script.announce(Endpoint(), "work", (1, 1), 1.0, 1.0, tmp_path / "answers.jsonl")
+        assert ("not asked again" in capsys.readouterr().out) is kept
+        (tmp_path / "answers.jsonl").touch()
 
 
 def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audited):

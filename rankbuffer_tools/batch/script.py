@@ -103,7 +103,9 @@ def announce(
     if by_characters:  # too many for most texts
         about = f"a token counts as {CHARACTERS_PER_TOKEN} characters here; in English it has about 4"
         print(f"[price] {about}, which costs a quarter less")
-    print(f"[price] answers that {log} holds are not asked again", flush=True)
+    if log.exists():
+        print(f"[price] answers that {log} holds are not asked again")
+    sys.stdout.flush()
 
 
 PARTLY = 3  # an exit code: the file is written, and some queries, which no further attempt may mend, are not in it
