@@ -105,7 +105,7 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
 
 
 def test_several_judges_are_checked_one_by_one_and_all_reach_the_training(tmp_path):
-    judges = "http://localhost:9001/v1/ http://10.0.0.9:9002/v1"
+    judges = "http://localhost:9001/v1/\nhttp://10.0.0.9:9002/v1"
     done = launch(tmp_path, "one_node.sh", *SEED, there={9001: JUDGE, 9002: "other"}, JUDGE_URL=judges)
     _, args, _ = training(done, 4)
     assert args.judge_url == ["http://localhost:9001/v1", "http://10.0.0.9:9002/v1"]
@@ -444,6 +444,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
             (["one_node.sh", f"--judge{dash}url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None)
             for dash in "_-"  # the parser of the training takes both
         ),
+        (["one_node.sh", "--model_name_or_path", "x"], {}, {}, "set POLICY=... instead of --model_name_or_path", None),
         (["one_node.sh", "judge"], {"JUDGE_URL": HERE}, SERVED, "names a judge already: unset it", None),
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
         (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),

@@ -30,7 +30,7 @@ RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
 PORT=${PORT:-8000}
 JUDGE_MODEL=${JUDGE_MODEL:-${JUDGE:-${DEFAULT_JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}}}
-read -r -a JUDGE_URLS <<<"${JUDGE_URL:-}"
+read -r -d "" -a JUDGE_URLS <<<"${JUDGE_URL:-}" || true # to the end, because addresses may stand on several lines
 JUDGE_URLS=("${JUDGE_URLS[@]%/}")
 JUDGE_URL=${JUDGE_URLS[*]}
 ROLLOUT_COPIES=${ROLLOUT_COPIES:-1}
@@ -113,6 +113,7 @@ refuse_judge_options() {
     for argument; do
         case ${argument%%=*} in
         --judge[_-]url | --judge[_-]model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
+        --model[_-]name[_-]or[_-]path) die "set POLICY=... instead of ${argument%%=*}" ;;
         esac
     done
 }
