@@ -101,9 +101,9 @@ download() {
     done
 }
 
-# refuse_judge_options ARGUMENT...: stop the script if an argument names the judge. The script must know who starts it.
-# Also set NO_KEYS to what leaves keys out of the environment of servers.
-refuse_judge_options() {
+# refuse_options ARGUMENT...: stop the script if an argument names the judge or the policy, because the script starts
+# servers for both. Also set NO_KEYS to what leaves keys out of the environment of servers.
+refuse_options() {
     local argument name told
     told="$* $(cat "$RECIPE" "$(dirname "$RECIPE")"/*.yaml recipes/*.yaml recipes/*/*.yaml 2>/dev/null || true)"
     for name in $(compgen -e); do
