@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig
@@ -68,7 +70,7 @@ class Saves(TrainerCallback):
 
 
 def make(
-    folder: Path, policy: str, state: Rewards, ends: dict[int, type[BaseException]] | None = None, **changes
+    folder: Path, policy: str, state: Rewards, ends: dict[int, type[BaseException]] | None = None, lora=None, **changes
 ) -> ResumableTrainer:
     """Make a trainer whose steps in `ends` end with an error, after their rewards."""
 
@@ -85,8 +87,9 @@ def make(
     )  # fmt: skip
     args = GRPOConfig(str(folder), **(values | changes))
     rows = Dataset.from_list([{"prompt": f"Name {n} kinds of tea."} for n in range(3)])
+    adapter = lora and LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **lora)
     data = {"train_dataset": rows, "eval_dataset": rows if "eval_strategy" in changes else None}
-    return ResumableTrainer(policy, reward_funcs=[length], args=args, run_state=state, **data)
+    return ResumableTrainer(policy, reward_funcs=[length], args=args, run_state=state, peft_config=adapter, **data)
 
 
 def train(folder: Path, policy: str, state: Rewards, ends=None, resume: bool = False, **changes) -> Rewards:
@@ -106,6 +109,24 @@ def test_a_run_that_ended_anywhere_goes_on_as_if_it_had_not(tmp_path, tiny_polic
     assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
     told = json.loads((tmp_path / "cut" / "checkpoint-5" / FOLDER / "run.json").read_text())
     assert told["data"] == "three prompts" and told["for"] == "people" and told["step"] == 5
+
+
+def test_an_adapter_goes_on_with_its_own_policy_and_scale_alone(tmp_path, tiny_policy):
+    folder, here, there = tmp_path / "run", tmp_path / "here" / "policy", tmp_path / "there" / "policy"
+    shutil.copytree(tiny_policy, here)
+    train(folder, str(here), Rewards(), lora={"r": 4}, max_steps=1)
+    for policy, settings, fault in (
+        (here, {"lora": {"r": 4, "lora_alpha": 32}}, "lora_alpha: 8 in the checkpoint, 32 now"),
+        (here, {"lora": {"r": 4, "exclude_modules": ["q_proj"]}}, "exclude_modules: "),
+        (tiny_policy, {"lora": {"r": 4}}, "base_model_name_or_path: "),
+        (here, {"lora": {"r": 4}, "optim": "adafactor"}, "optim: 'adamw_torch[a-z_]*' in .*, 'adafactor' now"),
+        (here, {}, r"has an adapter \(use_peft\), and this run trains all weights"),
+    ):
+        with pytest.raises(CheckpointError, match=fault):
+            train(folder, str(policy), Rewards(), resume=True, max_steps=2, **settings)
+    shutil.copytree(here, there)
+    shutil.rmtree(here)
+    assert len(train(folder, str(there), Rewards(), lora={"r": 4}, resume=True, max_steps=2).rows) == 2
 
 
 def test_a_step_that_is_left_changes_nothing(tmp_path, tiny_policy):

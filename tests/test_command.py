@@ -385,7 +385,11 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     quickstart(*resume, "--max_steps", "3")
     last = capsys.readouterr().out
     assert "after step 3 of 3: 0 steps are left" in last and "[preflight]" not in last, "the judge is not asked again"
-    for changes, told in ((("--seed", "9"), "seed .* 9 now"), (("--method", "listwise"), "method .*'listwise' now")):
+    for changes, told in (
+        (("--seed", "9"), "seed .* 9 now"),
+        (("--method", "listwise"), "method .*'listwise' now"),
+        (("--optim", "adafactor"), "optim: .* 'adafactor' now"),
+    ):
         with pytest.raises(CheckpointError, match=f"belongs to another run:\n  {told}"):  # and asks nothing before
             quickstart(*resume, "--max_steps", "5", *changes)
     (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()

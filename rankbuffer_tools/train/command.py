@@ -50,6 +50,7 @@ from rankbuffer_trl.training import (
     differences,
     identity,
     on_main_process,
+    policy_differences,
 )
 
 from ..data.tokens import load_tokenizer
@@ -178,7 +179,7 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
     return str(path), saved["step"]
 
 
-def check_same_run(plan: RunPlan) -> None:
+def check_same_run(plan: RunPlan, model_args: ModelConfig) -> None:
     """Check that the checkpoint is one of this run.
 
     Raises:
@@ -186,7 +187,10 @@ def check_same_run(plan: RunPlan) -> None:
     """
     if plan.checkpoint and not plan.args.resume_with_changes:
         path = Path(plan.checkpoint)
-        check_unchanged(path, differences(read_manifest(path), identity(plan)))
+        peft = get_peft_config(model_args)
+        adapter = peft.to_dict() | {"base_model_name_or_path": model_args.model_name_or_path} if peft else None
+        changed = policy_differences(path, plan.args, adapter)  # the trainer does so too, once the policy is loaded
+        check_unchanged(path, [*differences(read_manifest(path), identity(plan)), *changed])
 
 
 def check_template(
@@ -301,7 +305,8 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.preflight_only:
         on_main_process(lambda: report(plan))
         return
-    on_main_process(lambda: check_same_run(plan))  # not for checks: they may have other numbers of processes
+    # Not for checks, which may have other numbers of processes.
+    on_main_process(lambda: check_same_run(plan, model_args))
     on_main_process(lambda: check_template(name, revision, plan.rows, **template))  # before the preflight is paid for
     trainer: RankBufferTrainer | None = None
     try:

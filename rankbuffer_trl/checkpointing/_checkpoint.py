@@ -17,6 +17,7 @@ from accelerate.logging import get_logger
 from transformers import TrainingArguments
 
 from .. import __version__
+from ..decoding import read_json_as
 from ..files import fingerprint, replacing, sync
 from .manifest import (
     FOLDER,
@@ -211,6 +212,55 @@ def check_unchanged(checkpoint: Path, changed: Sequence[str]) -> None:
 
 def another_run(checkpoint: Path, changed: Sequence[str]) -> str:
     return "\n  ".join((f"{checkpoint} belongs to another run:", *changed))
+
+
+BASE, TARGETS = "base_model_name_or_path", "target_modules"
+# What a checkpoint says of its adapter and that may change: it is about loading or about the next steps alone.
+FREE = ("auto_mapping", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version", "revision")
+
+
+def policy_differences(checkpoint: Path, args: TrainingArguments, adapter: Mapping[str, Any] | None) -> list[str]:
+    """Return one line for everything that the trained weights of a checkpoint and of a run do not have in common.
+
+    All weights come from the checkpoint, but an adapter stands on the policy that the run names, with its own scale.
+
+    Args:
+        adapter (`Mapping[str, Any]`, *optional*):
+            The settings of the run's adapter, as peft names them.
+
+    Raises:
+        [`CheckpointError`]: if one has all weights, and the other one an adapter.
+    """
+    file, kinds = checkpoint / "adapter_config.json", ("all weights", "an adapter (use_peft)")
+    known = file.exists() or (checkpoint / "config.json").exists()  # shards of FSDP have neither
+    if known and file.exists() is (adapter is None):
+        raise CheckpointError(
+            f"{checkpoint} has {kinds[file.exists()]}, and this run trains {kinds[adapter is not None]}: resume with"
+            " the settings that the run began with"
+        )
+    optim = args.to_dict()["optim"]
+    pairs = {"optim": (read_manifest(checkpoint)["config"].get("optim", optim), optim)}
+    if adapter is not None and known:
+        saved = read_json_as(file, dict[str, Any])
+        now = json.loads(json.dumps(adapter, default=lambda value: [*value] if isinstance(value, set) else str(value)))
+        pairs |= {key: (saved[key], now[key]) for key in saved if key in now and key not in FREE}
+    return [
+        f"{key}: {old!r} in the checkpoint, {new!r} now"
+        for key, (old, new) in pairs.items()
+        if not same_setting(key, old, new)
+    ]
+
+
+def same_setting(key: str, old: Any, new: Any) -> bool:
+    """Whether two settings of a policy are one. A base policy may have moved to a folder of the same name."""
+    if key == BASE and old and new:
+        then, now = Path(old), Path(new)
+        moved = now.is_dir() and not then.is_dir() and then.name == now.name
+        return moved or then.resolve() == now.resolve()
+    if isinstance(old, list) and isinstance(new, list):
+        return sorted(map(str, old)) == sorted(map(str, new))
+    # A pattern of names becomes a list once the policy is loaded.
+    return old == new or (key == TARGETS and isinstance(old, list))
 
 
 def hash_file(path: Path) -> str:

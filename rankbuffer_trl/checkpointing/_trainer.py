@@ -29,13 +29,14 @@ from ._checkpoint import (
     delete_oldest,
     describe,
     files_of,
+    policy_differences,
     write_manifest,
 )
 from ._distributed import StepLeft, leaves_step, on_main_process
 from ._merged_base import keep_base_exact
 from ._sampler import EpochSampler
 from ._stop import BeforePush, StopEarly
-from .manifest import FOLDER, RUN, CheckpointError
+from .manifest import FOLDER, RUN, CheckpointError, Manifest
 
 logger = get_logger(__name__)
 
@@ -174,8 +175,9 @@ class ResumableTrainer(GRPOTrainer):
             check_trusted(checkpoint, args.output_dir, self.trust_checkpoint)
             if args.push_to_hub:
                 check_not_uploaded(checkpoint, args.output_dir)
-            state, changes = self.run_state, self.resume_with_changes
-            checkpoint, step = checkpoints.resumable(checkpoint, state.differences, args.world_size, changes)
+            checkpoint, step = checkpoints.resumable(
+                checkpoint, self._differences(checkpoint), args.world_size, self.resume_with_changes
+            )
             if not self.run_state.ends_generation(step):  # a resumed run begins with a generation
                 raise CheckpointError(f"{checkpoint} was saved inside a generation: resume from another checkpoint")
         self.run_state.check_start(checkpoint, step)  # before anything is moved: a refused start changes no file
@@ -184,6 +186,13 @@ class ResumableTrainer(GRPOTrainer):
         self.run_state.start(checkpoint / FOLDER if checkpoint else None)
         checkpoints.set_old_aside(step)
         return str(checkpoint) if checkpoint else None
+
+    def _differences(self, checkpoint: Path) -> Callable[[Manifest], list[str]]:
+        adapter = self.model.peft_config["default"].to_dict() if is_peft_model(self.model) else None
+        return lambda saved: [
+            *self.run_state.differences(saved),
+            *policy_differences(checkpoint, self.args, adapter),
+        ]
 
     def _run_epoch(self, **kwargs) -> None:
         if self.state.global_step >= self.state.max_steps:  # transformers would ask after one more step

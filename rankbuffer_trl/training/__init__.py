@@ -2,7 +2,13 @@
 
 from .._debiasing import WORD_IS, Debiasing
 from .._step import PENDING
-from ..checkpointing._checkpoint import check_not_uploaded, check_trusted, check_unchanged, hash_file
+from ..checkpointing._checkpoint import (
+    check_not_uploaded,
+    check_trusted,
+    check_unchanged,
+    hash_file,
+    policy_differences,
+)
 from ..checkpointing._distributed import MainProcessError, on_main_process
 from ..monitoring._buffer_table import export_buffers
 from ..monitoring._non_fatal import non_fatal
