@@ -100,6 +100,7 @@ def test_each_command_runs_as_a_module_too(package, monkeypatch, capsys):
         assert "usage: " in capsys.readouterr().out, module
 
 
+@pytest.mark.slow  # it builds a wheel
 def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
