@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankbuffer_tools.batch.ask import PILOT, AnswerLog, Answers, ask_many, failures_text
 from rankbuffer_tools.batch.chat import Chat
@@ -61,6 +62,21 @@ def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, titl
         raise JudgeError(
             f"{title}: none of the first {len(first)} judgments could be read, so nothing else was asked."
             f" {failures_text(failures)}"
+        )
+
+
+def need_verdicts(settings: FailureLimit, verdicts: Mapping[str, Any], asked: int, log: Path, title: str) -> None:
+    """Stop if too many of the `asked` judgments failed or hold no verdict, which is `None` in `verdicts`.
+
+    Raises:
+        [`JudgeError`]: naming their number. The official files are written before, with what there is.
+    """
+    missing, limit = asked - sum(verdict is not None for verdict in verdicts.values()), settings.judge_max_failures
+    if missing > limit * asked:
+        raise JudgeError(
+            f"{title}: {missing} of {asked} judgments have no verdict that the official code can read, more than"
+            f" judge_max_failures={limit:g} allows, so a score would rest on the others alone. Read the answers in"
+            f" {log} and take another judge, or raise judge_max_failures"
         )
 
 

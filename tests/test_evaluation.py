@@ -450,6 +450,8 @@ def test_evaluate_drops_and_counts_failures_and_unknown_verdicts_of_arena_hard(s
     with served(server.app) as url:
         config = settings(url, benchmarks=["arena_hard"])
         report = evaluate(config)
+        with pytest.raises(JudgeError, match=f"4 of {2 * ROWS} judgments have no verdict"):  # two failed
+            evaluate(replace(config, judge_max_failures=3 / (2 * ROWS)))
     counts = report.results["mine"]["arena_hard"].scores.counts
     assert counts == {
         "questions": ROWS,
@@ -460,7 +462,7 @@ def test_evaluate_drops_and_counts_failures_and_unknown_verdicts_of_arena_hard(s
     }
     causes = json.loads((config.folder("mine", "arena_hard") / "failures.json").read_text())
     assert causes.keys() == {"q3/0", "q3/1"} and "HTTP 400" in causes["q3/0"]
-    assert server.asked["judge"] == 2 * ROWS + 2, "null is an answer, as officially; the pilot wanted labels of two"
+    assert server.asked["judge"] == 2 * ROWS + 4, "null is an answer; two labels for the pilot, two failed twice"
 
 
 @pytest.mark.parametrize("benchmark", ["arena_hard", "wildbench", "writingbench"])

@@ -15,7 +15,7 @@ from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import Totals, fill
 from rankbuffer_trl.judge.config import FailureLimit
 
-from ..asking import ask_judge, need_judge, try_judge
+from ..asking import ask_judge, need_judge, need_verdicts, try_judge
 from ..assets import AssetError, Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, shortened
 from ..files import BROUGHT, read_json, write_failed_judgments, write_json
@@ -113,9 +113,10 @@ class AlpacaEval:
         # The official reader takes any answer, also of a judge that thinks.
         try_judge(settings, self.chats(outputs, read_pilot_preference), log, title)
         # One without a preference is NaN, as officially, and not repeated.
-        answers = ask_judge(settings, self.chats(outputs), log, title)
+        answers = ask_judge(settings, chats := self.chats(outputs), log, title)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
+        need_verdicts(settings, answers.values, len(chats), log, title)
         return answers.totals
 
     def write_annotations(

@@ -16,7 +16,7 @@ from rankbuffer_tools.batch.chat import Chat
 from rankbuffer_trl.judge import Totals, VerdictError, after_thought
 from rankbuffer_trl.judge.config import FailureLimit
 
-from ..asking import ask_judge, need_judge, try_judge
+from ..asking import ask_judge, need_judge, need_verdicts, try_judge
 from ..assets import Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
 from ..files import BROUGHT, file_name, read_jsonl, write_failed_judgments, write_jsonl
@@ -107,6 +107,8 @@ class ArenaHard:
         answers = ask_judge(settings, chats, log, title)
         write_failed_judgments(folder, answers.failures)
         self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
+        labels = {key: value["score"] for key, value in answers.values.items()}
+        need_verdicts(settings, labels, len(chats), log, title)
         return answers.totals
 
     def write_judgments(
