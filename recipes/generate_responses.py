@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from rankbuffer_tools.batch.ask import Answers, ask_many
+from rankbuffer_tools.batch.ask import PILOT, Answers, ask_many
 from rankbuffer_tools.batch.output import beside, check_output, read_provenance, source_name, try_write
 from rankbuffer_tools.batch.script import cost_line, finish, run_script
 from rankbuffer_tools.batch.server_check import check_judge
@@ -197,10 +197,12 @@ def put_in_order(
         [`JudgeError`]: if scores were asked for, and the judge's server gives no probabilities.
     """
     log = beside(check_output(config.output_file), "orders.jsonl")
-    scores = {name: question for q in queries for name, question in score_questions(q, texts[q.id]).items()}
+    by_query = [each for q in queries if (each := score_questions(q, texts[q.id]))]
+    scores = {name: question for each in by_query for name, question in each.items()}
     failed: list[Call] = []
     if scores and config.order_by != "list":
-        first = dict([next(iter(scores.items()))])  # one question tells whether the server gives probabilities
+        # These tell whether the server gives probabilities. One alone may be refused for its text.
+        first = dict(next(iter(each.items())) for each in by_query[:PILOT])
         tried = asyncio.run(ask_many(config.judge(), first, log, "asking for probabilities"))
         if tried.values:
             answers = asyncio.run(ask_many(config.judge(), scores, log, "scoring responses"))
@@ -208,7 +210,8 @@ def put_in_order(
             if tied:
                 print(f"{tied:,} pairs of responses have equal scores and stand in the order of sampling")
             return "scores", order, answers
-        (cause,), failed = tried.failures.values(), [*tried.asked.values()]  # the try was paid, too
+        cause, *_ = tried.failures.values()
+        failed = [*tried.asked.values()]  # the try was paid, too
         if config.order_by:
             raise JudgeError(f"order_by: scores needs token probabilities: {cause}", passing=False)
         print(f"one list orders the responses to a query, because the judge gives no probabilities: {cause}")

@@ -108,10 +108,18 @@ def test_scores_under_probabilities_order_responses_and_a_list_does_where_there_
         log.unlink()
     assert generate(source, tmp_path, Model(numbered), blind, order_by=None) == 0
     step = made(tmp_path)[1]
-    assert (step["ranking"], step["ranking_cost"]["attempts"]) == ("list", 5), "three for the trial"
+    assert (step["ranking"], step["ranking_cost"]["attempts"]) == ("list", 8), "six for the trials"
     assert "one list orders the responses to a query, because the judge gives no probab" in capsys.readouterr().out
     with pytest.raises(JudgeError, match="order_by: scores needs token probabilities: malformed"):
         generate(source, tmp_path, Model(numbered), blind, order_by="scores")
+
+    def flagged(messages, how_often):
+        refused = "Question 0?" in messages[0]["content"]
+        return web.json_response({"error": {"code": "content_filter"}}, status=400) if refused else scored(messages, 1)
+
+    out = {"order_by": None, "output_file": str(tmp_path / "flagged.jsonl")}
+    assert generate(source, tmp_path, Model(numbered), Model(flagged), **out) == 3
+    assert "by scores: " in capsys.readouterr().out, "a query that the provider refuses says nothing of the others"
     for step, failed, said in ((4, 0, "18 pairs of responses have equal scores"), (9, 1, "order of 0 queries'")):
         coarse, out = Model(partial(scored, step=step)), str(tmp_path / f"{step}.jsonl")
         assert generate(source, tmp_path, Model(numbered), coarse, order_by="scores", output_file=out) == failed
