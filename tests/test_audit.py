@@ -378,7 +378,7 @@ def failing(fails, trials=2) -> Client:
 
 def test_a_judge_that_dies_after_its_first_answers_gets_no_scores(tmp_path):
     for client in (failing(lambda question: True, trials=1), Client(edit=only("look", PROSE))):
-        with pytest.raises(JudgeError, match="failed its first question"):
+        with pytest.raises(JudgeError, match=r"failed its first question, about query '[^']+', so"):
             examine(client, make_groups(3), max_attempts=1)
     answers, calls = examine(failing(lambda question: True), make_groups(3))
     assert {*values(answers).values()} == {None}

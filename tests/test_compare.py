@@ -35,6 +35,7 @@ from rankbuffer_tools.compare.config import CompareConfig, CompareParser
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_trl.checkpointing.manifest import FOLDER, FORMAT, RUN
+from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge._probabilities import Reading
@@ -354,7 +355,7 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
             printed = command(*words)
             assert printed.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in printed
             assert "log odds" not in printed and "wins 100% of all duels" in printed
-        assert len(judge.bodies) == 1 + 12, "the first question before sampling, then each question once"
+        assert len(judge.bodies) == 4 + 12, "first questions before sampling, then each question once"
         found = found_in(run, REPORT, "compare.json")
         assert found["duels"] == 6 and found["measures"]["before"] == found["measures"]["after"]
         assert found["measures"]["after"]["tokens"] <= 6 and found["mean_log_odds"] is None
@@ -368,8 +369,8 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
             assert "name another file" not in command(*words, "--dry_run", "true")
         command(*words, "--no_rubrics", "true")
         prompts = [body["messages"][0]["content"] for body in judge.bodies]
-    assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:13])
-    assert len(prompts) == 26 and "rubrics" not in "".join(prompts[13:]).lower().replace("a rubric", "")
+    assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:16])
+    assert len(prompts) == 32 and "rubrics" not in "".join(prompts[16:]).lower().replace("a rubric", "")
     assert (run / REPORT / "compare_without_rubrics.json").exists()
     assert len((run / REPORT / "samples.jsonl").read_text().splitlines()) == 6, "of one policy under two names"
 
@@ -384,12 +385,17 @@ def test_main_refuses_answers_that_stay_inside_the_thought_of_the_template(tiny_
 
 
 def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, command):
-    judge = Model(lambda messages, how_often: "I cannot say.")
     words = ("--dataset_name", data_file, "--models", "a=nobody/none", f"b={tmp_path}/none")
     words += ("--output", tmp_path / "o")
-    with served(judge.app()) as url:
-        said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
-    assert "failed 1 of 1 judgments" in said and len(judge.bodies) == 3
+    refused = load_queries(str(data_file))[0]["prompt"][-1]["content"]
+    for readable, told in (
+        (lambda text: False, "more than judge_max_failures"),
+        (lambda text: refused not in text, ""),
+    ):
+        judge = Model(lambda messages, n, can=readable: '{"winner": "A"}' if can(messages[0]["content"]) else "No.")
+        with served(judge.app()) as url:
+            said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
+        assert 4 <= len(judge.bodies) <= 12 and told in said
     assert f"there is no folder {tmp_path}/none" in command(*words) and not (tmp_path / "o").exists()
 
 

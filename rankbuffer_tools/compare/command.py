@@ -26,7 +26,7 @@ from rankbuffer_trl.judge import JudgeError, Question, Reading, Totals, explain
 from rankbuffer_trl.store import StoreError, history, read_store
 
 from ..batch import script
-from ..batch.ask import ask_many
+from ..batch.ask import PILOT, ask_many
 from ..batch.server_check import estimate_tokens
 from ..report.runs import Run, open_runs
 from .config import CompareConfig, CompareParser
@@ -72,8 +72,9 @@ def compare(config: CompareConfig) -> int:
     if config.dry_run:  # the price is said, and nothing asked
         return 0
     if config.models:
-        (first, *_) = questions_of(Duels((), {"first": (queries.ids[0], *FIRST)}), *how).items()
-        ask(config, dict([first]))  # one question, before hours of sampling
+        # Some questions before hours of sampling: one alone may be refused for its query.
+        first = questions_of(Duels((), {f"first {id}": (id, *FIRST) for id in queries.ids[:PILOT]}), *how)
+        ask(config, dict([*first.items()][::2]))  # each in one order
         duels = policies.sample_answers(config, queries, prompts)
         questions = questions_of(duels, *how)
     examples: dict[str, list[str]] = {}

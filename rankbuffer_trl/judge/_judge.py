@@ -296,7 +296,8 @@ class Judge:
             ) from None
         if call.failed:
             raise JudgeError(
-                f"the judge ({self.client.name}) failed its first question, so nothing was started. {explain(call)}",
+                f"the judge ({self.client.name}) failed its first question, about query {question.query_id!r}, so"
+                f" nothing was started. {explain(call)}",
                 passing=call.passing,
             )
         return verdict, call
