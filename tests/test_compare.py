@@ -388,11 +388,8 @@ def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, comma
     words = ("--dataset_name", data_file, "--models", "a=nobody/none", f"b={tmp_path}/none")
     words += ("--output", tmp_path / "o")
     refused = load_queries(str(data_file))[0]["prompt"][-1]["content"]
-    for readable, told in (
-        (lambda text: False, "more than judge_max_failures"),
-        (lambda text: refused not in text, ""),
-    ):
-        judge = Model(lambda messages, n, can=readable: '{"winner": "A"}' if can(messages[0]["content"]) else "No.")
+    for unread, told in (("", "more than judge_max_failures"), (refused, f"there is no folder {tmp_path}/none")):
+        judge = Model(lambda messages, n, no=unread: "No." if no in messages[0]["content"] else '{"winner": "A"}')
         with served(judge.app()) as url:
             said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
         assert 4 <= len(judge.bodies) <= 12 and told in said
@@ -403,7 +400,9 @@ def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, 
     policy = Model(lambda messages, how_often: "<think>hm</think>Boil it.")
     with served(policy.app()) as url:
         words = ("--models", f"writer={url}/v1", f"other={url}/v1", "--format_check", "think", "--duels", 2)
-        assert "by the" in command("--dataset_name", data_file, "--output", tmp_path / "o.json", *words)
+        for kept in (False, True):
+            said = command("--dataset_name", data_file, "--output", tmp_path / "o.json", *words)
+            assert "by the" in said and ("2 are from" in said) is kept
     assert {body["model"] for body in policy.bodies} == {"writer", "other"}
     assert {tuple(pair[1:]) for pair in found_in(tmp_path, "o.json")["answers"].values()} == {("Boil it.",) * 2}
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,6 +21,7 @@ from helpers.launching import alive
 from helpers.nectar_rows import Model
 from helpers.servers import served
 from httpx import ConnectError, Request, Response
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -162,6 +164,18 @@ def test_hub_fault_asks_once_and_leaves_to_the_libraries_what_they_say_better(mo
     assert base_of("two words") is None and hub_fault("two words").startswith("the Hub cannot be asked")
     monkeypatch.setattr(engines, "try_to_load_from_cache", lambda *_, **__: "config.json")
     assert not hub_fault("nobody/none") and asked.call_count == 1, "the cache has it"
+
+
+def test_a_model_of_the_hub_is_another_one_with_each_commit(tmp_path, monkeypatch):
+    repository = tmp_path / "models--a--b"
+    (repository / "refs").mkdir(parents=True)
+    monkeypatch.setattr(engines, "try_to_load_from_cache", partial(try_to_load_from_cache, cache_dir=tmp_path))
+    for commit in ("one", "two"):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "config.json").write_text("{}")
+        (repository / "refs" / "main").write_text(commit)
+        assert engines.model_identity("a/b") == f"a/b {commit}"
+    assert [engines.model_identity(name) for name in ("b/a", str(tmp_path))] == ["b/a", str(tmp_path)]
 
 
 @pytest.mark.parametrize("rank", [None, 4, 33])

@@ -170,6 +170,7 @@ class Answers:
     failures: dict[str, str]  # why there is no answer; the next run asks again
     calls: Sequence[Call]  # all in the log, also of earlier runs, and this run's failures
     asked: dict[str, Call]  # of these questions alone: the log may hold others
+    kept: int = 0  # how many of `values` earlier runs had in the log
     cut_off: frozenset[str] = frozenset()  # of an engine: the responses of which the server says so
 
     @property
@@ -250,7 +251,7 @@ async def ask_many(
                     async with asyncio.TaskGroup() as group:
                         # The judge's client limits how many are in flight.
                         tasks = [group.create_task(ask(name, todo[name])) for name in names]
-            return result_of(answers, keys, failed, pilot)
+            return replace(result_of(answers, keys, failed, pilot), kept=len(questions) - len(todo))
     except BaseExceptionGroup as errors:
         raise first_leaf(errors) from errors  # one line for the user, not a group
     finally:

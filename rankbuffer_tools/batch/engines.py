@@ -103,6 +103,8 @@ class VllmEngine:
             for prompt in prompts
         }
         answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))
+        if answers.kept and is_address(self.model):  # it does not tell its weights
+            print(f"{what}: {answers.kept:,} are from {log}. If the server has a new policy since, delete that file")
         if answers.failures:
             raise EngineError(
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
@@ -119,7 +121,7 @@ class TransformersEngine:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self.model, self.config = model_identity(model), config
+        self.config = config
         self.tokenizer = load_policy_tokenizer(model, adapter_of)
         self.tokenizer.padding_side = "left"  # a response follows the end of its prompt
         if self.tokenizer.pad_token is None:  # as of Llama 3.1; TRL takes the same one
@@ -129,6 +131,7 @@ class TransformersEngine:
             from peft import PeftModel
 
             self.network = PeftModel.from_pretrained(self.network, model)
+        self.model = model_identity(model)  # now that it is here
         self.network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> Answers:
@@ -391,10 +394,14 @@ def is_address(model: str) -> bool:
 
 
 def model_identity(model: str) -> str:
-    """Return the name of a model with what tells its present weights from others."""
-    weights = weights_of(model)
+    """Return the name of a loaded model with what tells its present weights from others."""
+    if weights := weights_of(model):
+        return f"{model} {hashlib.sha256(repr(weights).encode()).hexdigest()[:16]}"
+    if Path(model).exists():
+        return model
     # An answer of other weights does not count.
-    return f"{model} {hashlib.sha256(repr(weights).encode()).hexdigest()[:16]}" if weights else model
+    cached = [try_to_load_from_cache(model, file) for file in ("config.json", "adapter_config.json")]
+    return " ".join([model, *(Path(path).parent.name for path in cached if isinstance(path, str))][:2])  # its commit
 
 
 def weights_of(model: str) -> dict[str, list[int | str]]:
