@@ -45,7 +45,9 @@ MIN_GROUPS = 3  # groups in which a feature must differ, so that it is not the s
 def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:
     """Return the features of an answer: its words, its probes, and its place in the group."""
     words = (WORD_IS + word for word in WORD.findall(rollout.text.lower()))
-    return dict.fromkeys(words, 1.0) | probe(rollout.text, group.query.rubrics) | {PLACE: float(rollout.id)}
+    probes = probe(rollout.text, group.query.rubrics)
+    del probes["commonest_word"]  # that of short answers is their length
+    return dict.fromkeys(words, 1.0) | probes | {PLACE: float(rollout.id)}
 
 
 class Correction:

@@ -143,7 +143,7 @@ def test_score_counts_pairs_and_queries():
     with pytest.raises(JudgeError, match="no duel has a verdict"):
         duel.duel_score(pairs, {"y 1 forth": "B"})
     found = duel.duel_score(pairs, verdicts)
-    assert found["duels"] == 3 and found["first_shown_wins"] == 4 / 7
+    assert (found["duels"], found["by_place"], found["first_shown_wins"]) == (3, 1, 4 / 7)
     words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]
     assert (words.queries, words.probability) == (2, (0.75 + 0) / 2)
     assert (odds.queries, odds.probability) == (2, (1 + 0) / 2) and found["won"] == odds
@@ -153,25 +153,29 @@ def test_score_counts_pairs_and_queries():
 
 
 def test_lines_of_name_an_answer_that_a_judge_may_not_mind():
-    before = {"ended": 1.0, "repeated_4_grams": 0.0, "answered": 1.0}
-    found = {"wins": {}, "mean_log_odds": None, "first_shown_wins": 0.5}
+    before = {"ended": 1.0, "repeated_4_grams": 0.0, "commonest_word": 0.1, "answered": 1.0}
+    found = {"wins": {}, "mean_log_odds": None, "first_shown_wins": 0.5, "by_place": 4, "duels": 9}
     for change, said in (
         ({"ended": 0.2}, "100% of a's and 20% of b's answers end"),
         ({"answered": 0.75}, "75% of b's answers pass"),
         ({"repeated_4_grams": 0.73}, "73% of b's 4-grams"),
+        ({"commonest_word": 1.0}, "10% of a's and 100% of b's words are"),
         ({"ended": 0.81, "repeated_4_grams": 0.1}, None),
     ):
         lines = [
             line for line in lines_of(found | {"measures": {"a": before, "b": before | change}}) if "look" in line
         ]
         assert [said in line for line in lines] == [True] * bool(said), change
+    last = [lines_of(found | {"measures": {"a": {}, "b": {}}, "by_place": by_place})[-1] for by_place in (4, 5)]
+    assert last[0].endswith("wins 50% of all duels") and "5 of 9 duels went to" in last[1] and "other 4" in last[1]
 
 
 def test_measures_of_counts_words_repeats_and_answers():
     pairs = {"x 0": ("x", "a b c d a b c d", "a"), "x 1": ("x", "", "b c")}
     before, after = duel.measures_of(duel.Duels(("b", "a"), pairs, ({"tokens": 3.0}, {}))).values()
-    assert before == pytest.approx({"tokens": 3.0, "words": 4, "repeated_4_grams": 0.1, "answered": 0.5})
-    assert after == {"words": 1.5, "repeated_4_grams": 0, "answered": 1}
+    shares = {"repeated_4_grams": 0.1, "commonest_word": 0.125, "answered": 0.5}
+    assert before == pytest.approx({"tokens": 3.0, "words": 4, **shares})
+    assert after == {"words": 1.5, "repeated_4_grams": 0, "commonest_word": 0.75, "answered": 1}
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
@@ -354,7 +358,7 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
         for _ in range(2):
             printed = command(*words)
             assert printed.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in printed
-            assert "log odds" not in printed and "wins 100% of all duels" in printed
+            assert "log odds" not in printed and "6 of 6 duels went to" in printed
         assert len(judge.bodies) == 4 + 12, "first questions before sampling, then each question once"
         found = found_in(run, REPORT, "compare.json")
         assert found["duels"] == 6 and found["measures"]["before"] == found["measures"]["after"]

@@ -132,6 +132,7 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
     assert sorted({(each.step, each.query_id) for each in read}) == [(0, "a"), (0, "b"), (1, "a")]
     assert len(read) == 18 and {round(each.difference, 9) for each in read} == {0.0, 0.8}
     assert history.reads(made.store, 7) == read[:7] and read[0].step == 1
+    assert not any("commonest_word" in each.features for each in read)
     assert history.totals_by(made.store, "method")["reader"].calls == 18
     before = contents(made.store, ALL[:3] + ALL[4:])
     with caplog.at_level("INFO", "rankbuffer_trl._debiasing"):

@@ -66,6 +66,7 @@ def test_probe_metrics_are_of_the_answered_rollouts_of_a_step():
     groups = [group(numbers(), line, 0) for line in ("- 7 8", "1 2 3")]
     scores = [GroupScore((-1.0, None, 1.0)), GroupScore((-1.0, 0.0, 1.0))]
     expected = {"probe/words": 1.0, "probe/markup": 0.0, "probe/repeated": 0.0, "probe/rubric_words": 0.0}
+    expected["probe/commonest_word"] = 1.0
     assert probe_metrics(probe_groups(groups), scores) == expected
     assert probe_metrics([], []) == {}
 

@@ -139,7 +139,7 @@ def test_advantages_are_group_normalised_over_the_scored(run, store):
 
 def test_probe_table_is_what_the_log_had_by_step(run, store, monkeypatch):
     rubrics = {group.query.id: group.query.rubrics for visits in run.steps.values() for group, _ in visits}
-    assert list(tables.probe_table(store)[0]) == ["step", "words", "markup", "repeated"], "answers are one word each"
+    assert list(tables.probe_table(store)[0]) == ["step", *probes.PROBE_NAMES[:4]], "one word each"
     for module in (tables, probes):
         monkeypatch.setattr(module, "probe", lambda text, of: {"words": float(text[-1]), "markup": float(len(of))})
     table = tables.probe_table(store, rubrics.__getitem__)

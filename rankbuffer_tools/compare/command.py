@@ -38,6 +38,7 @@ SIGNS = {  # of answers, each with the sign of a change for the worse
     "ended": (-1, "answers end before the limit"),
     "answered": (-1, "answers pass the format check"),
     "repeated_4_grams": (1, "4-grams are repeats"),
+    "commonest_word": (1, "words are the commonest one of their answer"),
 }
 FIRST = ("I do not know.", "Let me explain step by step.")  # answers to ask about before there are any
 
@@ -181,7 +182,13 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
     if result["mean_log_odds"] is not None:
         lines.append(f"mean log odds of {second}: {result['mean_log_odds']:+.3f}")
     lines += degenerate(result["measures"])
-    return [*lines, f"the answer that is shown first wins {result['first_shown_wins']:.0%} of all duels"]
+    lines.append(f"the answer that is shown first wins {result['first_shown_wins']:.0%} of all duels")
+    if 2 * (by_place := result["by_place"]) >= (duels := result["duels"]):
+        lines.append(
+            f"ask a better judge: {by_place:,} of {duels:,} duels went to the answer shown first, or second, both"
+            f" times, so only the other {duels - by_place:,} say anything"
+        )
+    return lines
 
 
 def degenerate(measures: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -36,9 +36,10 @@ def measures_of(duels: Duels) -> dict[str, dict[str, float]]:
     measures = {}
     for index, (label, sampled) in enumerate(zip(duels.labels, duels.sampled, strict=True), start=1):
         answers = [pair[index] for pair in duels.pairs.values()]
-        means = {name: fmean(probe(answer)[name] for answer in answers) for name in ("words", "repeated")}
-        words, repeated, answered = means["words"], means["repeated"], fmean(map(bool, answers))
-        measures[label] = {**sampled, "words": words, "repeated_4_grams": repeated, "answered": answered}
+        probes, answered = [*map(probe, answers)], fmean(map(bool, answers))
+        names = {"words": "words", "repeated_4_grams": "repeated", "commonest_word": "commonest_word"}
+        means = {name: fmean(each[of] for each in probes) for name, of in names.items()}
+        measures[label] = {**sampled, **means, "answered": answered}
     return measures
 
 
@@ -116,10 +117,12 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
     greedy = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
     shares: dict[str, dict[str, list[float]]] = {"verdicts": defaultdict(list), "log odds": defaultdict(list)}
     leads: dict[str, list[float]] = defaultdict(list)
+    by_place = 0
     for name, (id, *_) in pairs.items():
         forth, back = (verdicts.get(f"{name} {order}") for order in ("forth", "back"))
         if forth is None or back is None:  # one order alone is decided by the place, too
             continue
+        by_place += greedy[f"{name} forth"] == greedy[f"{name} back"]
         # 1 if it wins in both orders, 1/2 in one.
         shares["verdicts"][id].append(((greedy[f"{name} forth"] == "B") + (greedy[f"{name} back"] == "A")) / 2)
         if isinstance(forth, Reading):
@@ -134,6 +137,7 @@ def duel_score(pairs: Mapping[str, Sequence[str]], verdicts: Mapping[str, Any]) 
         "won": list(wins.values())[-1],
         "wins": wins,
         "mean_log_odds": fmean(map(fmean, leads.values())) if leads else None,
+        "by_place": by_place,  # duels in which the place that is shown first, or second, wins in both orders
         "first_shown_wins": fmean(verdict == "A" for verdict in greedy.values()),
     }
 

@@ -65,6 +65,7 @@ PROBE_LABELS = {
     "words": "words",
     "markup": "share with headings or lists",
     "repeated": "repeated 4-grams",
+    "commonest_word": "share of the commonest word",
     "rubric_words": "words of the rubrics",
 }
 PLACES = 50  # visits that the map of queries shows

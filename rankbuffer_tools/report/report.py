@@ -47,7 +47,11 @@ MEASURE = "rubric score"
 EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
 BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
 MIN_AXIS_END = 2.5  # the least end of the axis of advantages
-COLLAPSED = 0.2  # a rise of the share of repeated 4-grams that a reader must see first
+COLLAPSED = 0.2  # a rise of one of these shares that a reader must see first
+REPEATS = {
+    "repeated": "4-grams in the newest answers repeat",
+    "commonest_word": "words are the commonest one",
+}
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
 Advantages = dict[int, list[list[float | None]]]
@@ -222,9 +226,10 @@ def section_of(
     chosen = [entries[id] for id in ids if id in entries]  # back in the order of first visits
     headlines = headlines_of(run, price, own)
     charts = run_charts(run, lambda id: queries[id].rubrics if queries else ())
-    if (repeats := probed(charts, "repeated")) and repeats[-1] - repeats[0] >= COLLAPSED:
-        label = f"of the 4-grams in the newest answers repeat, {repeats[0]:.0%} at first: read some before you go on"
-        headlines = {label: f"{repeats[-1]:.0%}"} | headlines  # a judge may not mind, so no other number shows it
+    for name, what in REPEATS.items():
+        if (shares := probed(charts, name)) and shares[-1] - shares[0] >= COLLAPSED:
+            label = f"of the {what}, {shares[0]:.0%} at first: read some before you go on"
+            headlines = {label: f"{shares[-1]:.0%}"} | headlines  # a judge may not mind, so no other number shows it
     return RunSection(
         name=run.name,
         headlines=headlines,

@@ -6,6 +6,7 @@ how far the rewards of a group follow it. Probes only inform.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
@@ -16,7 +17,7 @@ from ..stems import content_stems, stem_all
 
 ANY_WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)
-PROBE_NAMES = ("words", "markup", "repeated", "rubric_words")
+PROBE_NAMES = ("words", "markup", "repeated", "commonest_word", "rubric_words")
 
 Probed = Sequence[tuple[Mapping[str, float], float | None]]
 """The probes of each answered rollout of a group, with its reward, which is `None` if it is unscored."""
@@ -26,8 +27,8 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     """Return the probes of an answer, in time linear in its length.
 
     `words` is the number of words. `markup` is 1 if a line begins as a Markdown heading or an item of a list, else 0.
-    `repeated` is the share of the 4-grams of words that are repeats. `rubric_words` is the share of the content words
-    of the rubrics that the answer has.
+    `repeated` is the share of the 4-grams of words that are repeats. `commonest_word` is the share of the words that
+    are the commonest one. `rubric_words` is the share of the content words of the rubrics that the answer has.
     """
     # A negative weight names what an answer should not have.
     rubric_stems = {stem for rubric in rubrics if rubric.weight > 0 for stem in content_stems(rubric.text.lower())}
@@ -35,6 +36,7 @@ def probe(text: str, rubrics: Sequence[Rubric] = ()) -> dict[str, float]:
     used = rubric_stems.intersection(stem_all(text))
     shares = {"rubric_words": len(used) / len(rubric_stems)} if rubric_stems else {}
     words, markup = ANY_WORD.findall(text.lower()), float(MARKUP.search(text) is not None)
+    shares |= {"commonest_word": max(Counter(words).values(), default=0) / max(len(words), 1)}
     return {"words": float(len(words)), "markup": markup, "repeated": share_of_repeats(words), **shares}
 
 
