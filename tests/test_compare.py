@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from math import exp
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -30,7 +32,7 @@ from rankbuffer_tools.batch.engines import TransformersEngine
 from rankbuffer_tools.batch.sampling import Prompt, SamplingConfig
 from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.compare import duel
-from rankbuffer_tools.compare.command import lines_of, main
+from rankbuffer_tools.compare.command import lines_of, main, seen_in_training
 from rankbuffer_tools.compare.config import CompareConfig, CompareParser
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
@@ -41,7 +43,7 @@ from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge._probabilities import Reading
 from rankbuffer_trl.monitoring._model_card import duel_line
 from rankbuffer_trl.monitoring.progress import Z, duel_of
-from rankbuffer_trl.store import BufferStore, StoreError, history
+from rankbuffer_trl.store import STORE_FILE, BufferStore, StoreError, history
 from rankbuffer_trl.store._places import DUEL_FILE, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
 
@@ -428,6 +430,20 @@ def test_main_shows_the_judge_no_thoughts_and_counts_what_the_server_cut_off(dat
             command(*words, *check, "--max_new_tokens", 6, "--output", tmp_path / "o.json")
             assert any("Hm" in body["messages"][0]["content"] for body in judge.bodies) == seen
             assert found_in(tmp_path, "o.json")["measures"]["other"]["ended"] == 0.5
+
+
+def test_a_comparison_belongs_to_the_run_that_saved_the_policy(tmp_path):
+    ids = {}
+    for place in (tmp_path / LIVE_STORE, tmp_path / "checkpoint-2" / FOLDER / STORE_FILE):
+        place.parent.mkdir(parents=True)
+        commit(place, queries=2, epochs=1, gain=1)
+        with closing(BufferStore(place, read_only=True)) as store:
+            ids[place.parent.parent.name] = history.run_id(store)
+    config, queries = SimpleNamespace(run_dir=tmp_path), SimpleNamespace(ids=[])
+    assert len({*ids.values()}) == 2, "a later run has begun in the folder"
+    for policy, run in (("checkpoint-2", ids["checkpoint-2"]), ("checkpoint-9", ids[tmp_path.name])):
+        assert seen_in_training(config, queries, ["elsewhere", str(tmp_path / policy)]) == run
+    assert seen_in_training(config, queries, ["elsewhere"]) == ""
 
 
 def test_a_policy_that_was_trained_further_answers_anew(tiny_policy, tmp_path):

@@ -23,7 +23,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, Reading, Totals, explain
-from rankbuffer_trl.store import StoreError, history, read_store
+from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_store
 
 from ..batch import script
 from ..batch.ask import PILOT, ask_many
@@ -121,9 +121,12 @@ def resolved(names: Any) -> Any:
 
 def seen_in_training(config: CompareConfig, queries: QueryTable, models: Iterable[str]) -> str:
     """Return the id of the run if one of the policies is in its folder, and say if it was trained on these prompts."""
-    own = any(Path(each).resolve().is_relative_to(Path(config.run_dir or "").resolve()) for each in models)
+    home = Path(config.run_dir or "").resolve()
+    own = [path for model in models if (path := Path(model).resolve()).is_relative_to(home)]
+    saved = [file for path in own if (file := path / FOLDER / STORE_FILE).is_file()]
     try:
-        with closing(read_store(config.run_dir)) if config.run_dir else nullcontext() as store:
+        # A later run in the same folder has a live store of its own.
+        with closing(read_store([home, *saved][-1])) if config.run_dir else nullcontext() as store:
             seen = {*queries.ids} & {*history.query_ids(store)} if store else ()
             if seen:
                 print(
