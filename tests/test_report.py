@@ -59,6 +59,10 @@ def test_visits_of_a_query_are_as_they_were(run, tmp_path):
             assert visit["order"] == [list(tier) for tier in score.order]
             assert visit["rewards"] == list(score.rewards)
         assert not any(list(rest) for rest in next_of.values()), "no visit more"
+        shown = examples_of(Run("run", store.path, store))
+        assert [each["caption"] == "One of the queries that were visited twice." for each in shown] == [
+            bool(method)
+        ] * 3
         names = [chart.name for chart in run_charts(Run("run", store.path, store))]
         assert ("buffer_growth" in names) != isinstance(method, Pointwise) and "probes" in names
         store.close()

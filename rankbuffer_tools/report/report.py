@@ -359,11 +359,10 @@ def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]
     Of a query's first and its last visit it is the response in the middle of the group. There are none if no query was
     visited twice.
     """
-    revisited = {
-        id: progress.weigh(visits[0], visits[-1])
-        for id, visits in run.placements.items()
-        if len(visits) > 1 and visits[0].placed and visits[-1].placed
-    }
+    ends = {id: (visits[0], visits[-1]) for id, visits in run.placements.items() if len(visits) > 1}
+    # None without anchors at the first visit, as of a method without a buffer.
+    placed = {id: pair for id, pair in ends.items() if all(visit.placed for visit in pair)}
+    revisited = {id: progress.weigh(*pair) for id, pair in (placed or ends).items()}
     if not revisited:
         return []
     # Without a measure, the rise among the anchors.
@@ -376,7 +375,8 @@ def examples_of(run: Run, quality: Quality | None = None) -> list[dict[str, Any]
         (0, "is the smallest"),
     ):
         # Few queries: one may be all three.
-        chosen.setdefault(ranked[place], f"The query whose rise of the {measured} {description}.")
+        rise = f"The query whose rise of the {measured} {description}."
+        chosen.setdefault(ranked[place], rise if placed or quality else "One of the queries that were visited twice.")
     return [
         {"query": id, "shown": [(visit, rollout) for visit, _, rollout in middles_of(run, id)], "caption": caption}
         for id, caption in chosen.items()
