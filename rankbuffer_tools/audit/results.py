@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 
 from .rankings import QueryRankings
@@ -160,7 +161,9 @@ def verdict(audit: Audit) -> str:
     elif unclear:
         text = f"{text} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
-        text = f"{text} This judge is reliable: it tells the responses apart. An audit does not show that it is right."
+        measured_on = f"the {sum(each.n for each in audit.rankings):,} responses in {Path(audit.samples).name}"
+        text = f"{text} This judge is reliable on {measured_on}: it tells them apart. Texts that your policy did not"
+        text = f"{text} write may be easier. An audit does not show that it is right."
     if soft:
         text = f"{text} {note_on_probabilities(audit.measured, blind)}"
     if audit.references:
