@@ -134,7 +134,7 @@ read_role() {
     ?*) die "$1 is no role: say judge, data or estimate, or nothing to train" ;;
     esac
     REST=("$@")
-    refuse_judge_options "$@"
+    refuse_options "$@"
 }
 
 # ask URL: print what a server answers. A proxy is never asked.

@@ -62,7 +62,7 @@ judge) die "this script starts the judge itself: leave out the word judge" ;;
 data | estimate) die "for this role, run srun --nodes=1 --gpus-per-node=8 --exclusive recipes/launch/one_node.sh $*" ;;
 esac
 [[ " $*" != *" --output"[_-]dir* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
-refuse_judge_options "$@"
+refuse_options "$@"
 check_judge_addresses
 need curl hf vllm accelerate
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -44,7 +44,7 @@ shift
 : "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
 check_address SERVE_HOST "$SERVE_HOST"
 need curl hf
-refuse_judge_options "$@"
+refuse_options "$@"
 judge_command "$SERVE_HOST" --tensor-parallel-size 4
 [[ -n $STARTS_JUDGE ]] || check_judge_addresses
 ROLLOUT_URL=http://$SERVE_HOST:$PORT
