@@ -439,6 +439,8 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (TRAIN, HOSTS | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["slurm.sh"], SLURM | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["one_node.sh"], {"ROLLOUT_SERVER": "sglang"}, {}, "ROLLOUT_SERVER is sglang: set it to vllm or trl", None),
+        (["one_node.sh"], {"ROLLOUT_GPUS": "5,6"}, {}, "ROLLOUT_GPUS=5,6: GPU 6 is that of the training or", None),
+        (["one_node.sh"], {"PORT": "65535"}, {}, "PORT=65535 leaves no port for the judge", None),
         (["one_node.sh", "train"], {}, {}, "train is no role: say judge, data or estimate", None),
         *(
             (["one_node.sh", f"--judge{dash}url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None)
@@ -447,7 +449,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (["one_node.sh", "--model_name_or_path", "x"], {}, {}, "set POLICY=... instead of --model_name_or_path", None),
         (["one_node.sh", "judge"], {"JUDGE_URL": HERE}, SERVED, "names a judge already: unset it", None),
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
-        (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),
+        (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl in /", None),
         (["one_node.sh", "data", "me/set", "out"], {}, {}, "out must end in .jsonl or .parquet", None),
         (["one_node.sh", "data", "me/x.jsonl", "me/x.jsonl"], {}, {}, "me/x.jsonl would be written over", None),
         (["one_node.sh", "estimate"], {"REFUSES": "1"}, {}, "", "python"),

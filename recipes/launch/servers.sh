@@ -61,6 +61,7 @@ die() {
 for name in PORT RETRIES RETRY_SECONDS ROLLOUT_COPIES START_SECONDS STOP_SECONDS; do
     [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name=${!name} is no whole number: set it again, or unset it"
 done
+((PORT && PORT < 65535)) || die "PORT=$PORT leaves no port for the judge, which takes the next one: set 1 to 65534"
 
 # need COMMAND...: stop the script if a command is missing, before anything is started.
 need() {
@@ -140,11 +141,14 @@ read_role() {
 # ask URL: print what a server answers. A proxy is never asked.
 ask() { curl --silent --noproxy '*' --max-time 5 "$@"; }
 
-# rollout_command HOST GPUS: set ROLLOUTS to the command of the rollout server on GPUs such as 4,5. With
-# ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options on weights and log probabilities itself.
+# rollout_command HOST GPUS [TAKEN]: set ROLLOUTS to the command of the rollout server on GPUs such as 4,5, of which none
+# may be among TAKEN. With ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options on weights and log probabilities itself.
 rollout_command() {
-    local each gpus
+    local each gpu gpus
     IFS=, read -ra each <<<"$2"
+    for gpu in "${each[@]}"; do
+        [[ ,${3:-}, != *,$gpu,* ]] || die "ROLLOUT_GPUS=$2: GPU $gpu is that of the training or of the judge: name others"
+    done
     gpus=$((${#each[@]} / (ROLLOUT_COPIES ? ROLLOUT_COPIES : 1))) # of one copy
     ((gpus * ROLLOUT_COPIES == ${#each[@]})) ||
         die "ROLLOUT_COPIES=$ROLLOUT_COPIES does not divide the ${#each[@]} GPUs of the rollout server: set a divisor"
@@ -295,7 +299,7 @@ make_data() {
     split_options "${REST[@]:2}"
     prompts=${REST[0]} output=${REST[1]}
     [[ $output != "$prompts" ]] || die "$output would be written over: name another file for the training set"
-    [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts"
+    [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts in $PWD, where this script works"
     [[ $output == *.jsonl || $output == *.parquet ]] || die "$output must end in .jsonl or .parquet: name another file"
     responses=${output%.*}_no_rubrics.${output##*.}
     local judge=(--judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL")

@@ -54,7 +54,7 @@ if [[ $ROLE == serve ]]; then
     DEFAULT_GPUS=0,1,2,3,4,5,6,7
     [[ -z $STARTS_JUDGE ]] || DEFAULT_GPUS=0,1,2,3
     ROLLOUT_GPUS=${ROLLOUT_GPUS:-$DEFAULT_GPUS}
-    rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS"
+    rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS" ${STARTS_JUDGE:+4,5,6,7}
     check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
     download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
     start_judge 4,5,6,7
