@@ -346,6 +346,9 @@ def test_settings_of_a_run_are_the_defaults_and_another_judge_takes_only_the_sam
     assert (other.judge_guard, other.judge_decoding, other.probabilities, other.top_k) == (True, "none", None, 5)
     with pytest.raises(SettingsError, match="judge_url is not set"):
         settings_of()
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="is not a run, for it holds neither"):
+        settings_of(*AT, "--run_dir", empty)
 
 
 def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tmp_path, command):

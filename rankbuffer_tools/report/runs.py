@@ -128,12 +128,16 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 def open_store(path: Path, target: Path) -> BufferStore:
     """Open a copy of a live store, or that of a checkpoint. Raise [`StoreError`] if there is none."""
+    place = place_of_store(path)
+    return copy_live(place, target) if place.is_file() else read_store(place)
+
+
+def place_of_store(path: Path) -> Path:
+    """Return the file of a live store, or the folder of a checkpoint. Raise [`StoreError`] if there is neither."""
     live = path if path.is_file() else path / LIVE_STORE
-    if live.is_file():
-        return copy_live(live, target)
-    folder = path if (path / FOLDER).is_dir() else newest_finished(path)
-    if folder is not None:
-        return read_store(folder)
+    place = live if live.is_file() else path if (path / FOLDER).is_dir() else newest_finished(path)
+    if place is not None:
+        return place
     problem = f"is not a run, for it holds neither {LIVE_STORE} nor {FOLDER}" if path.is_dir() else "does not exist"
     raise StoreError(
         f"{path} {problem}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
