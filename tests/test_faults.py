@@ -277,7 +277,11 @@ def test_a_hint_fits_the_status(fault, question):
         outcome = "unreachable" if code in (429, 503) else "refused"
         with pytest.raises(JudgeError, match=rf"Outcome: {outcome}.*HTTP .* {hint}") as error:
             ask_first(fault.judge(answer, 0), question)
-        assert "should hold the key" not in str(error.value)
+        assert "should hold the key" not in str(error.value) and "/v1?" not in str(error.value)
+    for url, hinted in ((fault.url.removesuffix("/v1"), True), (fault.url + "/nowhere", False)):
+        with pytest.raises(JudgeError, match="HTTP 404") as error:
+            ask_first(Judge(Noting(url, "m")), question)
+        assert ("(does judge_url end in /v1?)" in str(error.value)) == hinted, url
 
 
 def test_client_names_another_model_that_answers_once(fault, question, caplog):

@@ -282,6 +282,8 @@ class OpenAIClient:
                 f"a redirect to {headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
                 f" if that is the {self.role}, name it in {self.role}_url"
             )
+        if status == 404 and not urlsplit(self.url).path.strip("/"):
+            text += f" (does {self.role}_url end in /v1?)"
         if status in (400, 403) and FLAGGED.search(message):
             text += f" ({WITHHELD})"
         elif status in (401, 403):
