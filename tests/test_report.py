@@ -333,6 +333,8 @@ def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, s
     label = "mean rubric score (0 to 100) of the responses, from epoch 0 to epoch 3"
     first = next(iter(headlines_of(shown(), None, lambda query_id, text: float(text)).items()))
     assert first == (label, f"{means[0]:.0f} to {means[1]:.0f}"), "a score that moved comes first"
+    for share, text in ((1e-3, " to ".join(f"{mean / 1e3:.2f}" for mean in means)), (0, "no change")):
+        assert headlines_of(shown(), None, lambda query_id, text, share=share: share * float(text))[label] == text
 
 
 def test_headlines_and_facts_of_a_run_without_an_answer_that_had_a_reader(tmp_path):

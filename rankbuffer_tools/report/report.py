@@ -315,8 +315,10 @@ def risen(run: Run, rewards: Sequence[tables.TableRow], quality: Quality) -> dic
         return {}
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
-    # Nothing to compare before the second epoch.
-    return {label: f"{fmean(scores[first]):.0f} to {fmean(scores[last]):.0f}"} if first < last else {}
+    before, after = fmean(scores[first]), fmean(scores[last])
+    digits = 0 if abs(after - before) >= 1 else 2
+    text = f"{before:.{digits}f} to {after:.{digits}f}" if abs(after - before) >= 0.01 else "no change"
+    return {label: text} if first < last else {}  # nothing to compare before the second epoch
 
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
