@@ -393,16 +393,23 @@ def test_main_refuses_answers_that_stay_inside_the_thought_of_the_template(tiny_
     assert "answers of a: the chat template opens a thinking block, and no response closes it" in said
 
 
-def test_main_asks_the_judge_before_it_loads_a_policy(data_file, tmp_path, command):
-    words = ("--dataset_name", data_file, "--models", "a=nobody/none", f"b={tmp_path}/none")
-    words += ("--output", tmp_path / "o")
+def test_main_asks_the_judge_before_it_loads_a_policy_that_is_there(data_file, tmp_path, command):
+    (bare := tmp_path / "bare").mkdir()
+    (bare / "config.json").write_text("{}")
     refused = load_queries(str(data_file))[0]["prompt"][-1]["content"]
-    for unread, told in (("", "more than judge_max_failures"), (refused, f"there is no folder {tmp_path}/none")):
-        judge = Model(lambda messages, n, no=unread: "No." if no in messages[0]["content"] else '{"winner": "A"}')
-        with served(judge.app()) as url:
-            said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
-        assert 4 <= len(judge.bodies) <= 12 and told in said
-    assert f"there is no folder {tmp_path}/none" in command(*words) and not (tmp_path / "o").exists()
+    policy = Model(lambda *_: web.json_response({}, status=404))
+    with served(policy.app()) as there:
+        for unread, name, told in (
+            *(("", bare, "more than judge_max_failures"), (refused, bare, "no tokenizer for")),
+            (refused, f"{tmp_path}/none", f"there is no folder {tmp_path}/none"),
+            (refused, f"{there}/v1", "does not serve policy_model='b'"),
+        ):
+            judge = Model(lambda messages, n, no=unread: "No." if no in messages[0]["content"] else '{"winner": "A"}')
+            words = ("--dataset_name", data_file, "--models", f"a={bare}", f"b={name}", "--output", tmp_path / "o")
+            with served(judge.app()) as url:
+                said = command(*words, "--judge_url", f"{url}/v1", "--judge_model", "writer")
+            assert told in said and (4 <= len(judge.bodies) <= 12 if name == bare else not judge.bodies)
+    assert not (tmp_path / "o").exists()
 
 
 def test_main_asks_a_policy_that_is_served_under_its_label(data_file, tmp_path, command):

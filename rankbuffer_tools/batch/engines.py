@@ -232,7 +232,7 @@ def load_policy_tokenizer(model: str, adapter_of: str | None) -> Any:
         faults.append(f"{name} has no chat template")
     raise EngineError(
         f"no tokenizer for {model!r} with a chat template. It must be an instruction-tuned checkpoint or an id on the"
-        f" Hub. {' '.join(faults)[:500]}"
+        f" Hub. {' '.join(' '.join(faults).split())[:500]}"
     )
 
 

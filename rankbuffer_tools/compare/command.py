@@ -73,6 +73,7 @@ def compare(config: CompareConfig) -> int:
     if config.dry_run:  # the price is said, and nothing asked
         return 0
     if config.models:
+        policies.check_policies(config)
         # Some questions before hours of sampling: one alone may be refused for its query.
         first = questions_of(Duels((), {f"first {id}": (id, *FIRST) for id in queries.ids[:PILOT]}), *how)
         ask(config, dict([*first.items()][::2]))  # each in one order

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from rankbuffer_trl.data import QueryTable
+from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge.config import OpenAIClient
 
 from ..batch.answers import opens_thinking, read_answers
-from ..batch.engines import base_of, engine, is_address, load_policy_tokenizer
+from ..batch.engines import base_of, check_model, engine, is_address, load_policy_tokenizer
 from ..batch.output import beside
 from ..batch.sampling import Prompt
-from ..batch.server_check import CHARACTERS_PER_TOKEN
+from ..batch.server_check import CHARACTERS_PER_TOKEN, check_judge
 from .config import CompareConfig
 from .duel import Duels, duels_by_query
 
@@ -26,6 +28,15 @@ def longest(config: CompareConfig, query_ids: Mapping[str, str]) -> Duels:
     """Return the duels with answers as long as they may be, for a price before they are sampled."""
     text = "x" * (config.max_new_tokens * CHARACTERS_PER_TOKEN)
     return Duels([*config.labelled_models()], {name: (id, text, text) for name, id in query_ids.items()})
+
+
+def check_policies(config: CompareConfig) -> None:
+    """Refuse a policy that is not there, or that its server does not serve, before the judge is paid."""
+    for label, model in config.labelled_models().items():
+        if is_address(model):
+            check_judge(Judge(OpenAIClient(model, label, role="policy")))
+        else:
+            check_model(model)
 
 
 def sample_answers(config: CompareConfig, queries: QueryTable, query_ids: Mapping[str, str]) -> Duels:
