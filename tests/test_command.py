@@ -367,6 +367,8 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     assert end[0].startswith(f"[end] policy: {tmp_path}, after step 2") and (tmp_path / "buffers.parquet").is_file()
     assert end[1] == f"[end] report: rankbuffer-report {tmp_path} --dataset_name {data_file}"
     assert f" after={tmp_path}" in end[2] and f"--models {tmp_path}" in end[3]
+    quickstart(*words, "--max_steps", "1", "--method", "pointwise", "--output_dir", tmp_path / "other")
+    assert ("buffers" in end[0], "buffers.parquet" in capsys.readouterr().out) == (True, False)
     resume = [*words, "--resume_from_checkpoint", "true"]
     # 12 queries: 4 first visits of 8 judgments are left, then 8 later ones of 8 to 12
     rest = "the rest of the run, from step 2: 12 groups of 8 rollouts, 96 to 144 judgments"

@@ -248,8 +248,9 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
             "to continue: the same command with --resume_from_checkpoint true (after a used-up budget: a higher one)",
             report_line,
         ]
+    table = Path(folder, "buffers.parquet")
     return [
-        f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
+        f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
         report_line,
         f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
         "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"

@@ -37,9 +37,10 @@ QUERIES = 1000  # in memory at once
 
 @non_fatal(TABLE_FILE)
 def write_table(store: BufferStore, folder: Path) -> None:
-    """Write the table of the buffers into a folder."""
+    """Write the table of the buffers into a folder, if the method has any."""
     (folder / TABLE_FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
-    export_buffers(store, folder / TABLE_FILE)
+    if store.query_ids(limit=1):
+        export_buffers(store, folder / TABLE_FILE)
 
 
 def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
