@@ -15,6 +15,8 @@ from aiohttp import web
 from rankbuffer_trl.judge import RubricJudge, TransportError, Usage, without_doubt
 from rankbuffer_trl.judge.config import PING
 
+from .batch.recipes import KeyParser
+
 
 def make_app(judge: RubricJudge | None = None) -> web.Application:
     """Make the server as an aiohttp application."""
@@ -69,9 +71,7 @@ def _error(status: int, message: str) -> web.Response:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = KeyParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
     arguments = parser.parse_args()

@@ -73,7 +73,7 @@ FAULTS = {  # by program: words, and a part of the line with which it ends
     "rankbuffer-compare": {
         COMPARE + AWAY: GONE,
         "": "run_dir is not set",
-        "--run_dir nowhere": "dataset_name is not set",
+        "--run_dir {run}": "dataset_name is not set",
         "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
         f"--run_dir {{run}} --dataset_name {HOWTO}": "no query 'q",
         COMPARE + " --duels 0": "duels must be at least 1, got 0",
@@ -187,7 +187,7 @@ def test_a_command_names_a_key_that_it_does_not_know(program, tmp_path, capsys):
     ):
         code = end(f"{known.words} {typo}")
         said = capsys.readouterr().err if code == 2 else code
-        assert any(word in said for word in (*words, "unrecognized arguments: --")), said
+        assert any(word in said for word in (*words, "there is no key 'config'")), said
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -201,6 +201,12 @@ def test_no_program_takes_a_part_of_a_key_for_the_key(path):
             assert refusal.code, "it showed the help"  # as `--hel` would, if it were taken for `--help`
         else:
             assert unknown == ["--hel"]
+
+
+def test_the_rubric_server_names_the_key_that_is_meant(capsys):
+    with pytest.raises(SystemExit):
+        start("rankbuffer_tools.rubric_server", ["--prot", "1"])
+    assert "there is no key 'prot' (did you mean port?)" in capsys.readouterr().err
 
 
 def test_a_command_shows_the_traceback_of_a_bug(program, monkeypatch):

@@ -4,6 +4,7 @@ A recipe is looked up beside the file that names it, then among the recipes of t
 and `recipes/paper/rankbuffer.yaml` are found from any folder.
 """
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,19 @@ def take_option(arguments: Iterable[str], key: str) -> tuple[str | None, list[st
         else:
             rest.append(word)
     return value, rest
+
+
+def no_such_key(key: str, known: Sequence[str]) -> str:
+    """Say that there is no such setting, and which known ones are spelled alike."""
+    older = RENAMED.get(key) in known
+    return f"there is no key {key!r}{near(key, [key] if older else known, RENAMED if older else {})}"
+
+
+class KeyParser(argparse.ArgumentParser):
+    """A parser, also of the commands below it, that says which of its keys a misspelled one may stand for."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown and unknown[0].startswith("--"):
+            self.error(no_such_key(unknown[0].lstrip("-").partition("=")[0], [each.dest for each in self._actions]))
+        return found, unknown

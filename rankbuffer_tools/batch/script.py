@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -15,10 +15,9 @@ from trl import TrlParser
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Endpoint, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.settings import RENAMED, near
 
 from .output import beside, write_failures, write_provenance, write_rows
-from .recipes import find_recipe, read_recipe, take_option
+from .recipes import find_recipe, no_such_key, read_recipe, take_option
 from .server_check import CHARACTERS_PER_TOKEN
 
 Config = TypeVar("Config")
@@ -130,12 +129,6 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
             file=sys.stderr,
         )
     return (PARTLY if rows else 1) if failures else 0
-
-
-def no_such_key(key: str, known: Sequence[str]) -> str:
-    """Say that there is no such setting, and which known ones are spelled alike."""
-    older = RENAMED.get(key) in known
-    return f"there is no key {key!r}{near(key, [key] if older else known, RENAMED if older else {})}"
 
 
 def short(number: float) -> str:

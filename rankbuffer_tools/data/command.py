@@ -19,6 +19,7 @@ from rankbuffer_trl.rewards import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import check_at_least, described
 
 from ..batch.output import read_provenance
+from ..batch.recipes import KeyParser
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .publish import make_card
@@ -30,7 +31,7 @@ SETTINGS = ("k0", "max_prompt_length", "max_completion_length", "free_tokens", "
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command."""
-    parser = argparse.ArgumentParser(prog="rankbuffer-data", description="Training sets for RankBuffer.")
+    parser = KeyParser(prog="rankbuffer-data", description="Training sets for RankBuffer.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     look = commands.add_parser(

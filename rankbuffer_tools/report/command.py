@@ -12,12 +12,13 @@ from rankbuffer_trl.judge import Endpoint
 from rankbuffer_trl.settings import check_at_least
 from rankbuffer_trl.store import report_folder
 
+from ..batch.recipes import KeyParser
 from .report import BROWSER_MB, write_report
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="rankbuffer-report", description=__doc__, allow_abbrev=False)
+    parser = KeyParser(prog="rankbuffer-report", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "run_dir", nargs="+", type=Path, help="output folder of a run, one of its checkpoints, or a store file"
     )

@@ -16,8 +16,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
 from rankbuffer_trl.training import RankBufferConfig
 
-from ..batch.recipes import find_recipe, overlay, read_recipe, take_option
-from ..batch.script import no_such_key
+from ..batch.recipes import find_recipe, no_such_key, overlay, read_recipe, take_option
 
 JUDGE_FIELDS = {field.name for field in fields(BudgetConfig)}
 RANKBUFFER_FIELDS = (
