@@ -124,6 +124,7 @@ def test_the_program_without_a_word_runs_the_quickstart_to_its_end(tmp_path):
     )
     said = run_program(script, timeout=300)
     first, last = said.strip().splitlines()[0], said.strip().splitlines()[-1]
+    assert "supervised fine-tuning on the CPU, 15 steps" in said
     assert "no recipe is named" in first and f"launch {script} --config beyond/listwise_two.yaml" in last
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["before"].keys() == summary["after"].keys() == {"rubric score", "grade", "overlap", "real words"}
