@@ -420,7 +420,7 @@ def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_p
 
 
 TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out.jsonl")
-SOON = HOSTS | {"START_SECONDS": "1"}
+SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
 
 
 @pytest.mark.parametrize(
@@ -438,9 +438,16 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (TRAIN, HOSTS | {"TRAIN_HOST": "localhost"}, {}, "TRAIN_HOST=localhost is a loopback address", None),
         (TRAIN, HOSTS | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["slurm.sh"], SLURM | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
+        (["one_node.sh"], {"ROLLOUT_GPUS": "3,6", "JUDGE_URL": HERE}, {}, "GPU 3 is that of the training", None),
+        (["one_node.sh"], {"ROLLOUT_GPUS": "4-5"}, {}, "'4-5' is no GPU: write numbers", None),
+        (["two_nodes.sh", "serve"], HOSTS | {"ROLLOUT_GPUS": "0,7"}, {}, "GPU 7", None),
+        (["slurm.sh"], SLURM | {"ROLLOUT_GPUS": "2,2", "JUDGE_URL": AWAY}, {}, "GPU 2", "srun"),
+        (["one_node.sh", "judge"], {"JUDGE_CONTEXT": "64k"}, {}, "JUDGE_CONTEXT=64k is no whole number", None),
+        (DATA, {"RECIPE": "mine.yaml"}, {}, "there is no recipe mine.yaml", None),
+        (["one_node.sh", "--dataset_name=base.yaml"], BELOW, {}, "] paths count from .* base.yaml is a file", None),
         (["one_node.sh"], {"ROLLOUT_SERVER": "sglang"}, {}, "ROLLOUT_SERVER is sglang: set it to vllm or trl", None),
         (["one_node.sh"], {"ROLLOUT_GPUS": "5,6"}, {}, "ROLLOUT_GPUS=5,6: GPU 6 is that of the training or", None),
-        (["one_node.sh"], {"PORT": "65535"}, {}, "PORT=65535 leaves no port for the judge", None),
+        *((["one_node.sh"], {"PORT": n}, {}, f"PORT={n} leaves no port for the judge", None) for n in ("0", "65535")),
         (["one_node.sh", "train"], {}, {}, "train is no role: say judge, data or estimate", None),
         *(
             (["one_node.sh", f"--judge{dash}url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None)

@@ -69,11 +69,10 @@ if [[ -n $COLOCATE ]]; then
 else
     need vllm
     if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
-        ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5} TAKEN=$GPUS,6,7
+        rollout_command 127.0.0.1 4,5 "$GPUS${STARTS_JUDGE:+,6,7}"
     else
-        ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5,6,7} TAKEN=$GPUS
+        rollout_command 127.0.0.1 4,5,6,7 "$GPUS"
     fi
-    rollout_command 127.0.0.1 "$ROLLOUT_GPUS" "$TAKEN"
 fi
 
 # The dry run refuses settings that cannot work before any weights are loaded.

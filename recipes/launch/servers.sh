@@ -58,8 +58,8 @@ die() {
     exit 1
 }
 
-for name in PORT RETRIES RETRY_SECONDS ROLLOUT_COPIES START_SECONDS STOP_SECONDS; do
-    [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name=${!name} is no whole number: set it again, or unset it"
+for name in JUDGE_CONTEXT PORT RETRIES RETRY_SECONDS ROLLOUT_COPIES START_SECONDS STOP_SECONDS; do
+    [[ ${!name:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name=${!name} is no whole number: set it again, or unset it"
 done
 ((PORT && PORT < 65535)) || die "PORT=$PORT leaves no port for the judge, which takes the next one: set 1 to 65534"
 
@@ -103,9 +103,16 @@ download() {
 }
 
 # refuse_options ARGUMENT...: stop the script if an argument names the judge or the policy, because the script starts
-# servers for both. Also set NO_KEYS to what leaves keys out of the environment of servers.
+# servers for both, or a file of the folder that the script has left. Also set NO_KEYS to what leaves keys out of the
+# environment of servers.
 refuse_options() {
     local argument name told
+    [[ $PWD -ef $OLDPWD ]] || say "paths count from $PWD"
+    for argument in "$RECIPE" "$POLICY/config.json" "${@#--*=}"; do
+        [[ ! -f $OLDPWD/$argument || $argument -ef $OLDPWD/$argument ]] ||
+            die "$argument is a file of $OLDPWD, and paths count from $PWD: name its whole path"
+    done
+    [[ -f $RECIPE ]] || die "there is no recipe $RECIPE in $PWD: set RECIPE to another, or unset it"
     told="$* $(cat "$RECIPE" "$(dirname "$RECIPE")"/*.yaml recipes/*.yaml recipes/*/*.yaml 2>/dev/null || true)"
     for name in $(compgen -e); do
         [[ $name == *API_KEY || $told =~ judge[_-]api[_-]key[_-]env[=:\ ]+[\"\']?$name([^A-Za-z0-9_]|$) ]] || continue
@@ -141,13 +148,19 @@ read_role() {
 # ask URL: print what a server answers. A proxy is never asked.
 ask() { curl --silent --noproxy '*' --max-time 5 "$@"; }
 
-# rollout_command HOST GPUS [TAKEN]: set ROLLOUTS to the command of the rollout server on GPUs such as 4,5, of which none
-# may be among TAKEN. With ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options on weights and log probabilities itself.
+# rollout_command HOST GPUS [TAKEN]: set ROLLOUTS to the command of the rollout server on ROLLOUT_GPUS, or on GPUS such as
+# 4,5. Others have those that are TAKEN. With ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options
+# on weights and log probabilities itself.
 rollout_command() {
-    local each gpu gpus
-    IFS=, read -ra each <<<"$2"
+    local each gpus gpu taken=${3:-}
+    ROLLOUT_GPUS=${ROLLOUT_GPUS:-$2}
+    IFS=, read -ra each <<<"$ROLLOUT_GPUS"
     for gpu in "${each[@]}"; do
-        [[ ,${3:-}, != *,$gpu,* ]] || die "ROLLOUT_GPUS=$2: GPU $gpu is that of the training or of the judge: name others"
+        [[ $gpu =~ ^(0|[1-9][0-9]?|(GPU|MIG)-.+)$ ]] ||
+            die "ROLLOUT_GPUS=$ROLLOUT_GPUS: '$gpu' is no GPU: write numbers with commas, such as 4,5"
+        [[ ,$taken, != *,$gpu,* ]] ||
+            die "ROLLOUT_GPUS=$ROLLOUT_GPUS: GPU $gpu is that of the training or of the judge, or is here twice: name others"
+        taken+=,$gpu
     done
     gpus=$((${#each[@]} / (ROLLOUT_COPIES ? ROLLOUT_COPIES : 1))) # of one copy
     ((gpus * ROLLOUT_COPIES == ${#each[@]})) ||

@@ -80,9 +80,9 @@ TRAIN_HOST=${TRAIN_HOST:-$(address "${NODES[1]}")}
 check_address SERVE_HOST "$SERVE_HOST"
 check_address TRAIN_HOST "$TRAIN_HOST"
 judge_command "$SERVE_HOST" --tensor-parallel-size 4
-ROLLOUT_GPUS=0,1,2,3
-[[ -n $STARTS_JUDGE ]] || ROLLOUT_GPUS=0,1,2,3,4,5,6,7
-rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS"
+GPUS=("0,1,2,3,4,5,6,7")
+[[ -z $STARTS_JUDGE ]] || GPUS=("0,1,2,3" "4,5,6,7")
+rollout_command "$SERVE_HOST" "${GPUS[@]}"
 ROLLOUT_URL=http://$SERVE_HOST:$PORT
 export TRAIN_HOST
 

@@ -51,10 +51,9 @@ ROLLOUT_URL=http://$SERVE_HOST:$PORT
 
 if [[ $ROLE == serve ]]; then
     need vllm
-    DEFAULT_GPUS=0,1,2,3,4,5,6,7
-    [[ -z $STARTS_JUDGE ]] || DEFAULT_GPUS=0,1,2,3
-    ROLLOUT_GPUS=${ROLLOUT_GPUS:-$DEFAULT_GPUS}
-    rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS" ${STARTS_JUDGE:+4,5,6,7}
+    GPUS=("0,1,2,3,4,5,6,7")
+    [[ -z $STARTS_JUDGE ]] || GPUS=("0,1,2,3" "4,5,6,7")
+    rollout_command "$SERVE_HOST" "${GPUS[@]}"
     check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
     download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
     start_judge 4,5,6,7

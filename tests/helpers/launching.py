@@ -161,6 +161,7 @@ def launch(
     sent: int = signal.SIGTERM,
     piped: bool = False,
     without: tuple[str, ...] = (),
+    cwd: Path = ROOT,
     **environment: str,
 ) -> Launch:
     """Run a script of recipes/launch to its end, with stand-ins, notes and logs in a new folder below `folder`.
@@ -184,7 +185,7 @@ def launch(
         reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=output)
         run = subprocess.Popen(
             ["/usr/bin/env", "--default-signal=INT,HUP", "bash", ROOT / "recipes" / "launch" / script, *arguments],
-            env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=reader.stdin if piped else output,
+            env=os.environ | settings, cwd=cwd, stdin=subprocess.DEVNULL, stdout=reader.stdin if piped else output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         reader.stdin.close()
