@@ -57,6 +57,9 @@ def read_settings(config_class: type[Config], parser_class: type[TrlParser] = Tr
         if (name := take_option(sys.argv[1:], "recipe")[0]) is not None:
             recipe = read_recipe(find_recipe(name))  # so that this asks with the guard and decoding of the training
             parser.set_defaults_with_config(**{key: value for key, value in recipe.items() if key in judge})
+    own = {"help", "config", "recipe", *config_class.__annotations__}  # before what is inherited, in the help
+    for actions in (parser._actions, parser._optionals._group_actions):
+        actions.sort(key=lambda action: action.dest not in own)
     try:
         if (words := parser.parse_known_args()[1]) and words[0].startswith("--"):
             raise ValueError(words)  # before values are checked: a key that is misspelled may seem not to be set
