@@ -228,7 +228,8 @@ def test_a_command_says_that_it_was_interrupted_and_what_is_kept(program, monkey
 def test_python_m_runs_the_module_of_each_command(name, capsys):
     with pytest.raises(SystemExit) as exit:
         start(entry_points()[name][0], ["--help"])
-    assert not exit.value.code and "usage: " in (shown := capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert not exit.value.code and "usage: " in shown
     if name in ("rankbuffer-audit", "rankbuffer-compare"):
         for part in shown.split("\noptions:"):  # the usage, and what each key is
             assert "--dataset_name" in part.partition("--judge_url")[0], "its own keys first"
