@@ -254,6 +254,8 @@ def sample_responses(
     writer = Judge(Servers.of(sampler), config.judge_max_attempts)
     answers = asyncio.run(ask_many(writer, chats, log, "sampling responses"))
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
+    if answers.kept:  # the server does not tell its weights
+        print(f"{answers.kept:,} are from {log}. If the server has a new model since, delete that file")
     samples = {  # a log of an earlier version has texts alone
         name: value if isinstance(value, dict) else {"text": value, "thought": False, "cut_off": False}
         for name, value in answers.values.items()

@@ -79,12 +79,13 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     assert step["ranking_cost"]["calls"] == 3 and step["queries_failed"] == 0
     printed = capsys.readouterr().out
     assert "21 of 21 responses: 21 requests" in printed and "in the order shown" not in printed
-    assert "order of 3 queries' responses by list: 3 requests" in printed
+    assert "order of 3 queries' responses by list: 3 requests" in printed and " are from" not in printed
 
     assert all((tmp_path / f"out.jsonl.{what}.jsonl").is_file() for what in ("samples", "orders"))
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
+    assert f"21 are from {tmp_path}/out.jsonl.samples.jsonl. If" in capsys.readouterr().out
 
 
 def test_scores_under_probabilities_order_responses_and_a_list_does_where_there_are_none(tmp_path, capsys):
