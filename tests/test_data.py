@@ -340,8 +340,9 @@ def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
         load_queries(str(folder))
     (folder / "train_kept_apart.jsonl").unlink()
     write_rows(folder / "train-2.jsonl", [{"prompt": "How?", "topic": "eggs"}])
+    (folder / "test.jsonl.provenance.json").write_text("[]")
     for streaming in (False, True):
-        named = rf" as a whole: name one file of it \({folder}/test.jsonl, " if not streaming else ""
+        named = rf" as a whole: name one file of it \({folder}/test.jsonl, {folder}/train" if not streaming else ""
         with pytest.raises(DataError, match=rf"^.*cannot be read{named}.*column names don't match.*$"):  # in one line
             list(iterate(load_queries(str(folder), streaming=streaming)))
     Dataset.from_list(good_rows(1)).save_to_disk(folder / "saved")

@@ -130,7 +130,10 @@ def load_queries(
             raise
         cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
         if path.is_dir() and "save_to_disk" not in cause:  # its files may not belong together
-            files = sorted(str(file) for file in path.iterdir() if file.suffix in FILE_BUILDERS)
+            # Not what belongs to a file, such as `x.jsonl.provenance.json`.
+            files = sorted(
+                str(f) for f in path.iterdir() if [s for s in f.suffixes if s in FILE_BUILDERS] == [f.suffix]
+            )
             raise DataError(
                 f"the data set {path} is a folder that cannot be read as a whole: name one file of it"
                 f" ({', '.join(files[:5]) or 'it has no .jsonl, .json or .parquet file'}), or a folder that has only"
