@@ -73,7 +73,7 @@ FAULTS = {  # by program: words, and a part of the line with which it ends
     "rankbuffer-compare": {
         COMPARE + AWAY: GONE,
         "": "run_dir is not set",
-        "--run_dir {run}": "dataset_name is not set",
+        "--run_dir nowhere": "dataset_name is not set",
         "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
         f"--run_dir {{run}} --dataset_name {HOWTO}": "no query 'q",
         COMPARE + " --duels 0": "duels must be at least 1, got 0",

@@ -270,6 +270,11 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
+def test_main_refuses_a_folder_that_is_no_run(words, command, tmp_path):
+    said = command("--run_dir", tmp_path, *words[2:], "--models", "a=b", "c=d", *NUMBERS)
+    assert "is not a run, for it holds neither" in said and not NumberJudge.asked
+
+
 def test_main_announces_the_tokens_of_all_sampled_answers(words, command):
     soft = ("--probabilities", "true", "--dry_run", "true")
     dry = [command(*words, *soft, "--judge_samples", n, *NUMBERS) for n in (1, 5)]
@@ -346,9 +351,6 @@ def test_settings_of_a_run_are_the_defaults_and_another_judge_takes_only_the_sam
     assert (other.judge_guard, other.judge_decoding, other.probabilities, other.top_k) == (True, "none", None, 5)
     with pytest.raises(SettingsError, match="judge_url is not set"):
         settings_of()
-    (empty := tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="is not a run, for it holds neither"):
-        settings_of(*AT, "--run_dir", empty)
 
 
 def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tmp_path, command):

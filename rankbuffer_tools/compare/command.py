@@ -28,7 +28,7 @@ from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_s
 from ..batch import script
 from ..batch.ask import PILOT, ask_many
 from ..batch.server_check import estimate_tokens
-from ..report.runs import Run, open_runs
+from ..report.runs import Run, open_runs, place_of_store
 from .config import CompareConfig, CompareParser
 from .duel import Duels, draw, duel_score, measures_of, questions_of
 
@@ -54,6 +54,8 @@ def compare(config: CompareConfig) -> int:
     if config.models:
         from . import policies  # here, since stored answers need no engine
 
+        if config.run_dir:  # another folder would have given other settings of judge and sampling
+            place_of_store(Path(config.run_dir))
         result |= {"models": config.labelled_models(), "dataset": config.dataset_name}
         check_same_comparison(config, result)
         prompts = policies.prompts_of(config, queries)

@@ -15,7 +15,7 @@ from rankbuffer_trl.store import COMPARE_FILE, DUEL_FILE, report_folder
 
 from ..batch.output import beside, same_file
 from ..batch.sampling import SamplingConfig
-from ..report.runs import log_and_manifest, place_of_store
+from ..report.runs import log_and_manifest
 
 THOUGHTS_TOO = ("format_check", "none")  # not taken over: of two policies, one may think and the other one not
 # As a run calls them, too.
@@ -136,9 +136,8 @@ def inherited(arguments: Namespace) -> dict[str, Any]:
     """Return the settings of the run that `run_dir` names, as a comparison calls them; none without a checkpoint.
 
     Raises:
-        [`StoreError`]: if it is no run, or its `run.json` is damaged.
+        [`StoreError`]: if its `run.json` is damaged.
     """
-    place_of_store(Path(arguments.run_dir))  # else another folder would give a judge and samples of other settings
     _, manifest = log_and_manifest(Path(arguments.run_dir))
     if not (run := dict[str, Any](manifest.get("config", {}))):
         return {}
