@@ -1,10 +1,18 @@
 """Generations without a gradient are named with their cause, once."""
 
 import pytest
-from conftest import scripted_judge
+from conftest import group, numbers, scripted_judge
 from helpers.scripted import ScriptedTrainer
 
-from rankbuffer_trl.monitoring._no_gradient import CAUSES, TIED_GENERATIONS, GradientMonitor, Pull, no_gradient
+from rankbuffer_trl.monitoring._no_gradient import (
+    CAUSES,
+    TIED_GENERATIONS,
+    GradientMonitor,
+    Pull,
+    TieMonitor,
+    no_gradient,
+)
+from rankbuffer_trl.rewards._method import GroupScore
 
 
 @pytest.mark.parametrize(
@@ -36,6 +44,18 @@ def test_gradient_monitor_warns_in_the_third_generation_in_a_row_and_once_per_ca
     assert CAUSES["tied"] in said[5] and CAUSES["equal"] in said[7] and "beta" in said[7]
     cut = GradientMonitor(2, beta=0.1)
     assert "beta" not in [cut.check([Pull(1, None)] * 2, 0) for _ in range(3)][-1]
+
+
+def test_tie_monitor_warns_once_of_a_third_generation_in_a_row_in_which_nearly_all_answers_tie():
+    texts = " ".join(map(str, range(32)))
+    most, all_, few = (tuple([0.0] * n + [1.0] * (32 - n)) for n in (31, 32, 16))
+    seen = TieMonitor()
+    said = [
+        seen.check([group(numbers(), texts, 0)], [GroupScore(rewards)])
+        for rewards in (most, most, few, most, most, all_, most, most, most, most, most, most)
+    ]
+    assert [bool(each) for each in said] == [False] * 8 + [True] + [False] * 3 and said[8].startswith("94% of")
+    assert not any(TieMonitor().check([group(numbers(), "1 " * 32, 0)], [GroupScore(most)]) for _ in range(3))
 
 
 class Cut(ScriptedTrainer):
@@ -72,8 +92,10 @@ class Collapsed(ScriptedTrainer):
 )
 def test_trainer_warns_of_a_run_that_cannot_learn(training, caplog, monkeypatch, cause, cls, settings):
     monkeypatch.setattr("rankbuffer_trl.training._state.first_question", lambda *_: None)
+    monkeypatch.setattr("rankbuffer_trl.monitoring._no_gradient.MANY_TIES", -1)
     settings = {"format_weight": 0.0, **settings}
     trainer = training(cls=cls, max_steps=TIED_GENERATIONS + 1, **settings)
     trainer.train()
     warnings = [text for text in caplog.messages if "has a gradient" in text]
     assert len(warnings) == bool(cause) and all(CAUSES[cause] in text for text in warnings)
+    assert cause or "pairs of different answers have equal rewards" in caplog.text

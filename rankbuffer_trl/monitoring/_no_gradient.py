@@ -1,9 +1,16 @@
 """Say why a policy does not learn: several generations in a row in which no rollout has a gradient."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import combinations
+from statistics import fmean
 from typing import NamedTuple
 
+from ..groups import RolloutGroup
+from ..rewards._method import GroupScore
+
+MANY_TIES = 0.9  # of the pairs of different answers of a group
 TIED_GENERATIONS = 3  # generations in a row: all groups of one may tie by chance
 ADVANTAGE_TOLERANCE = 5e-3  # the most that float32 leaves of an advantage of equal rewards, which TRL divides by 1e-4
 
@@ -47,6 +54,30 @@ def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
     if unscored:
         return "unscored"
     return "equal" if differ or len(sums) == len({group for group, _ in sums}) else "tied"
+
+
+class TieMonitor:
+    """The generations in a row in which nearly all answers tie. Where all do, there is no gradient."""
+
+    def __init__(self) -> None:
+        self._generations: float = 0
+
+    def check(self, groups: Sequence[RolloutGroup], scores: Sequence[GroupScore]) -> str | None:
+        """Check the next generation. Return what to warn of, if anything, once."""
+        answers = [
+            {(r.text, score.rewards[r.id]) for r in g.answered} for g, score in zip(groups, scores, strict=True)
+        ]
+        tied = [one == other is not None for each in answers for (_, one), (_, other) in combinations(each, 2)]
+        many = bool(tied) and MANY_TIES < (share := fmean(tied)) < 1
+        self._generations = self._generations + 1 if many else min(self._generations, 0)
+        if self._generations < TIED_GENERATIONS:
+            return None
+        self._generations = -math.inf
+        return (
+            f"{share:.0%} of the pairs of different answers have equal rewards, and nearly as many had before, so the"
+            " policy learns little while the judge is paid: read the judge's answers in the store, and run"
+            " rankbuffer-audit"
+        )
 
 
 class GradientMonitor:

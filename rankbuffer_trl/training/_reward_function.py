@@ -30,6 +30,7 @@ from ..groups import Messages, Rollout, RolloutGroup
 from ..judge import Judge
 from ..monitoring._judged_thoughts import ThoughtMonitor
 from ..monitoring._metrics import PLACEMENT, placement_columns, step_metrics
+from ..monitoring._no_gradient import TieMonitor
 from ..monitoring._non_fatal import non_fatal
 from ..monitoring._probes import probe_groups, probe_metrics
 from ..monitoring.progress import OpenWindow, newest_window
@@ -82,7 +83,7 @@ class GroupReward:
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer = scorer
         self._window = OpenWindow()
-        self._thoughts = ThoughtMonitor(args.format_check)
+        self._thoughts, self._ties = ThoughtMonitor(args.format_check), TieMonitor()
 
     @property
     def scorer(self) -> GroupScorer:
@@ -130,6 +131,8 @@ class GroupReward:
             columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
             with non_fatal("the metrics of a step"):
                 metrics = step_metrics(groups, *outcome, update=training)
+                if training and (warning := self._ties.check(groups, outcome.scores)):
+                    logger.warning(warning)
             with non_fatal("the probes of a step"):
                 metrics |= probe_metrics(probes.result(), outcome.scores)
             with non_fatal("progress/beats_last_visit"):
