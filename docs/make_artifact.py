@@ -114,6 +114,14 @@ CLAIMS = (
         )
         for row, risen in RISEN
     ),
+    Claim(
+        "of 40 duels on prompts kept apart, a policy that `ratings_soft` trained wins this share, by kept verdicts",
+        LIGHT,
+        0.1,
+        r"│ ratings_soft_again +│ prompts kept apart +│ the judge +│ 40 +│ [^│]+│ ([\d.]+) ",
+        (0.88,),
+        0.005,
+    ),
     *(
         Claim(
             f"a real 1.5B judge orders two answers rightly by its {read} of a rating",

@@ -52,7 +52,7 @@ IN_REPLAY = {
 RUN_FOR_REAL = {
     "pointwise": "paper/grpo",
     "rankbuffer": "paper/rankbuffer_bootstrap",
-    **dict.fromkeys(("ratings_soft", "ratings_soft_seed_1"), "beyond/ratings_soft"),
+    **dict.fromkeys(("ratings_soft", "ratings_soft_seed_1", "ratings_soft_again"), "beyond/ratings_soft"),
     **dict.fromkeys(("rankbuffer_soft", "rankbuffer_soft_references"), "beyond/rankbuffer_soft"),
     "pairs_soft": "beyond/pairs_soft",
 }

@@ -24,7 +24,7 @@ def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
     assert ["ratings_soft", "prompts kept apart", "the judge", "40"] in [row[:4] for row in cells]
     assert json.loads(line)["wins"]["ratings_soft"]["without_rubrics"]["log odds"]["probability"] == 0.9
     rows = ["ratings_soft", "ratings_soft_seed_1", "pairs_soft", "rankbuffer_soft_references", "rankbuffer_soft"]
-    assert json.loads(line)["rows"] == [*rows, "pointwise", "rankbuffer"]
+    assert json.loads(line)["rows"] == [*rows, "pointwise", "rankbuffer", "ratings_soft_again"]
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -40,12 +40,13 @@ def test_the_page_has_the_shares_of_the_record():
     (table,) = (rows for head, *rows in tables_of(PAGE) if "log odds, kept apart" in head)
     kept = json.loads(gzip.decompress(report.KEPT.read_bytes())).values()
     for shown, row in zip(table, kept, strict=True):
-        duels = [row["compared"][prompts][judge]["wins"]["log odds"] for prompts, judge in report.DUELS]
-        apart = row["compared"]["kept_apart"]["with_rubrics"]
+        found = [report.counted(row["compared"][prompts][judge]) for prompts, judge in report.DUELS]
+        duels, apart = [each["wins"]["log odds"] for each in found], found[1]
         for cell, won in zip(shown[1:5], [*duels, apart["wins"]["verdicts"]], strict=True):
             share = "{:.2f} ({:.2f} to {:.2f})".format(*(int(number) / 100 for number in re.findall(r"\d+", cell)))
             assert share == report.share(won)
         assert shown[5].replace(" ", "") == f"{apart['first_shown_wins']:.0%}"
+    assert [len(each["verdicts"]) for each in found] == [80, 80, 80], "the last row is counted from its verdicts"
 
 
 def test_main_counts_duels_again_from_kept_verdicts(tmp_path, monkeypatch, capsys):
