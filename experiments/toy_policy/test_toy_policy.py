@@ -26,6 +26,7 @@ from experiments.toy_policy.report import (
     CLAIMED,
     Interval,
     Result,
+    by_method,
     claims_table,
     compare,
     compare_ours,
@@ -35,6 +36,7 @@ from experiments.toy_policy.report import (
     groups_table,
     holm,
     judge_claims,
+    mean_of,
     methods_table,
     outgrown_table,
     student_p,
@@ -60,6 +62,11 @@ def results(**qualities: list[float]) -> list[Result]:
         for method, values in qualities.items()
         for seed, quality in enumerate(values)
     ]
+
+
+def stored(run: dict) -> Result:
+    """Read a line of a record, which has no numbers by step."""
+    return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key != "noise"}})
 
 
 def verdicts(found: list[Result], start: float = 50.0) -> dict[str, str]:
@@ -533,7 +540,7 @@ def test_the_page_has_the_untrained_runs_of_the_record():
 def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
     page = Path(__file__).with_name("README.md")
     runs = [json.loads(line) for line in page.with_name("paper_rows.jsonl").read_text().splitlines()]
-    ((_, *rows),) = (each for each in tables_of(page) if "calls, equal questions once" in each[0])
+    ((_, *rows),) = (each for each in tables_of(page) if {"anchors", "calls, equal questions once"} <= {*each[0]})
     assert {row[0] for row in rows} == {run["method"] for run in runs} and len(runs) == 115
     for method, said, _, _, *cells in rows:
         found = [run for run in runs if run["method"] == method]
@@ -541,6 +548,28 @@ def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
         anchors = [run["anchors"] for run in found if "anchors" in run]
         assert said == str(Interval.of([run["quality"] for run in found])) and len(found) == 5
         assert cells == [f"{calls:,.0f}", f"{tokens:,.0f}", f"{fmean(anchors):.2f}" if anchors else ""]
+
+
+def test_the_page_has_our_rows_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("beyond_rows.jsonl").read_text().splitlines()]
+    sets = [[stored(run) for run in runs if run["noise"] == noise] for noise in (0.3, 0.09)]
+    blunt, sharp = map(by_method, sets)
+    assert all(len(of) == 8 for rows in (blunt, sharp) for of in rows.values())
+    heads = {"quality, error 0.3", "calls, equal questions once"}
+    ((_, *rows),) = (each for each in tables_of(page) if heads <= {*each[0]})
+    assert {row[0] for row in rows} == {*blunt} == {*sharp}
+    for method, *qualities, _, _, calls, tokens in rows:
+        assert qualities == [str(Interval.of([run.quality for run in of[method]])) for of in (blunt, sharp)]
+        assert [calls, tokens] == [f"{mean_of(sharp[method], name):,.0f}" for name in ("calls", "tokens")]
+    ((_, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("ours", "less"))
+    found = [{(each.ours, each.other): each for each in compare_ours(of)} for of in sets]
+    assert {tuple(row[:2]) for row in rows} == {pair for pair in found[0] if pair[1] != "grpo"}
+    for ours, other, *cells in rows:
+        pair = [of[ours, other] for of in found]
+        said = [(str(Interval.of(each.found.values)), each.found.verdict, f"{each.tokens:.2f}") for each in pair]
+        assert cells == [*said[0], *said[1]]
+    assert {of[pair].found.verdict for of in found for pair in of if pair[1] == "grpo"} == {"holds"}
 
 
 def test_the_page_has_the_table_of_the_record_of_large_groups():
