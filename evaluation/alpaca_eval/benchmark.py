@@ -113,7 +113,8 @@ class AlpacaEval:
         # The official reader takes any answer, also of a judge that thinks.
         try_judge(settings, self.chats(outputs, read_pilot_preference), log, title)
         # One without a preference is NaN, as officially, and not repeated.
-        answers = ask_judge(settings, chats := self.chats(outputs), log, title)
+        chats = self.chats(outputs)
+        answers = ask_judge(settings, chats, log, title)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
         need_verdicts(settings, answers.values, len(chats), log, title)

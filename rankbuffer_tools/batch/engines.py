@@ -400,8 +400,9 @@ def model_identity(model: str) -> str:
     if Path(model).exists():
         return model
     # An answer of other weights does not count.
-    cached = [try_to_load_from_cache(model, file) for file in ("config.json", "adapter_config.json")]
-    return " ".join([model, *(Path(path).parent.name for path in cached if isinstance(path, str))][:2])  # its commit
+    cached = (try_to_load_from_cache(model, file) for file in MODEL_FILES)
+    commit = next((Path(path).parent.name for path in cached if isinstance(path, str)), "")
+    return f"{model} {commit}".strip()
 
 
 def weights_of(model: str) -> dict[str, list[int | str]]:

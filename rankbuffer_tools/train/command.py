@@ -187,10 +187,10 @@ def check_same_run(plan: RunPlan, model_args: ModelConfig) -> None:
     """
     if plan.checkpoint and not plan.args.resume_with_changes:
         path = Path(plan.checkpoint)
-        peft = get_peft_config(model_args)
+        saved, peft = read_manifest(path), get_peft_config(model_args)
         adapter = peft.to_dict() | {"base_model_name_or_path": model_args.model_name_or_path} if peft else None
-        changed = policy_differences(path, plan.args, adapter)  # the trainer does so too, once the policy is loaded
-        check_unchanged(path, [*differences(read_manifest(path), identity(plan)), *changed])
+        changed = policy_differences(path, saved, plan.args, adapter)  # the trainer knows more, but is built later
+        check_unchanged(path, [*differences(saved, identity(plan)), *changed])
 
 
 def check_template(

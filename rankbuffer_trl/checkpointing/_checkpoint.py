@@ -219,12 +219,16 @@ BASE, TARGETS = "base_model_name_or_path", "target_modules"
 FREE = ("auto_mapping", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version", "revision")
 
 
-def policy_differences(checkpoint: Path, args: TrainingArguments, adapter: Mapping[str, Any] | None) -> list[str]:
+def policy_differences(
+    checkpoint: Path, saved: Manifest, args: TrainingArguments, adapter: Mapping[str, Any] | None
+) -> list[str]:
     """Return one line for everything that the trained weights of a checkpoint and of a run do not have in common.
 
     All weights come from the checkpoint, but an adapter stands on the policy that the run names, with its own scale.
 
     Args:
+        saved (`Manifest`):
+            The manifest of the checkpoint.
         adapter (`Mapping[str, Any]`, *optional*):
             The settings of the run's adapter, as peft names them.
 
@@ -239,11 +243,11 @@ def policy_differences(checkpoint: Path, args: TrainingArguments, adapter: Mappi
             " the settings that the run began with"
         )
     optim = args.to_dict()["optim"]
-    pairs = {"optim": (read_manifest(checkpoint)["config"].get("optim", optim), optim)}
+    pairs = {"optim": (saved["config"].get("optim", optim), optim)}
     if adapter is not None and known:
-        saved = read_json_as(file, dict[str, Any])
+        then = read_json_as(file, dict[str, Any])
         now = json.loads(json.dumps(adapter, default=lambda value: [*value] if isinstance(value, set) else str(value)))
-        pairs |= {key: (saved[key], now[key]) for key in saved if key in now and key not in FREE}
+        pairs |= {key: (then[key], now[key]) for key in then if key in now and key not in FREE}
     return [
         f"{key}: {old!r} in the checkpoint, {new!r} now"
         for key, (old, new) in pairs.items()

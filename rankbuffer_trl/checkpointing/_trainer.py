@@ -191,7 +191,7 @@ class ResumableTrainer(GRPOTrainer):
         adapter = self.model.peft_config["default"].to_dict() if is_peft_model(self.model) else None
         return lambda saved: [
             *self.run_state.differences(saved),
-            *policy_differences(checkpoint, self.args, adapter),
+            *policy_differences(checkpoint, saved, self.args, adapter),
         ]
 
     def _run_epoch(self, **kwargs) -> None:
