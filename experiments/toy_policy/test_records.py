@@ -1,0 +1,83 @@
+"""The tables of the toy policy's page, each made again from the record of its runs."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+from experiments.pages import tables_of
+from experiments.toy_policy.report import Interval, Result, by_method, compare_ours, mean_of
+
+
+def stored(run: dict) -> Result:
+    """Read a line of a record, which has no numbers by step."""
+    return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key != "noise"}})
+
+
+def test_the_page_has_the_groups_of_the_record():
+    page = Path(__file__).with_name("README.md")
+    sampled, different = map(json.loads, page.with_name("groups.jsonl").read_text().splitlines())
+    (rows,) = (rows for head, *rows in tables_of(page) if "error 0.09, repeats" in head)
+    assert [method for method, *_ in rows] == [*sampled["methods"]]
+    for method, *cells in rows:
+        found = zip(sampled["methods"][method][::2], different["methods"][method][1::2], strict=True)
+        assert cells == [f"{tau:.2f} / {cosine:.2f}" for pair in found for tau, cosine in pair]
+    assert f"{sampled['repeated']:.0%} of the rollouts".replace("%", " %") in page.read_text()
+
+
+def test_the_page_has_the_untrained_runs_of_the_record():
+    page = Path(__file__).with_name("README.md")
+    biased, plain = (json.loads(line)["rows"] for line in page.with_name("untrained.jsonl").read_text().splitlines())
+    (rows,) = (rows for head, *rows in tables_of(page) if "the reference judge alone" in head)
+    for (method, *cells), weak, none in zip(rows, biased, plain, strict=True):
+        found = [weak["judge"]], weak["repaired"], [weak["reader"]], [none["judge"]], none["repaired"]
+        assert method == weak["method"] == none["method"]
+        assert cells == [", ".join(f"{cosine:.2f}" for cosine in each) for each in found]
+
+
+def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("paper_rows.jsonl").read_text().splitlines()]
+    ((_, *rows),) = (each for each in tables_of(page) if {"anchors", "calls, equal questions once"} <= {*each[0]})
+    assert {row[0] for row in rows} == {run["method"] for run in runs} and len(runs) == 115
+    for method, said, _, _, *cells in rows:
+        found = [run for run in runs if run["method"] == method]
+        calls, tokens = (fmean(run[name] for run in found) for name in ("calls", "tokens"))
+        anchors = [run["anchors"] for run in found if "anchors" in run]
+        assert said == str(Interval.of([run["quality"] for run in found])) and len(found) == 5
+        assert cells == [f"{calls:,.0f}", f"{tokens:,.0f}", f"{fmean(anchors):.2f}" if anchors else ""]
+
+
+def test_the_page_has_our_rows_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("beyond_rows.jsonl").read_text().splitlines()]
+    sets = [[stored(run) for run in runs if run["noise"] == noise] for noise in (0.3, 0.09)]
+    blunt, sharp = map(by_method, sets)
+    assert all(len(of) == 8 for rows in (blunt, sharp) for of in rows.values())
+    heads = {"quality, error 0.3", "calls, equal questions once"}
+    ((_, *rows),) = (each for each in tables_of(page) if heads <= {*each[0]})
+    assert {row[0] for row in rows} == {*blunt} == {*sharp}
+    for method, *qualities, _, _, calls, tokens in rows:
+        assert qualities == [str(Interval.of([run.quality for run in of[method]])) for of in (blunt, sharp)]
+        assert [calls, tokens] == [f"{mean_of(sharp[method], name):,.0f}" for name in ("calls", "tokens")]
+    ((_, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("ours", "less"))
+    found = [{(each.ours, each.other): each for each in compare_ours(of)} for of in sets]
+    assert {tuple(row[:2]) for row in rows} == {pair for pair in found[0] if pair[1] != "grpo"}
+    for ours, other, *cells in rows:
+        pair = [of[ours, other] for of in found]
+        said = [(str(Interval.of(each.found.values)), each.found.verdict, f"{each.tokens:.2f}") for each in pair]
+        assert cells == [*said[0], *said[1]]
+    assert {of[pair].found.verdict for of in found for pair in of if pair[1] == "grpo"} == {"holds"}
+
+
+def test_the_page_has_the_table_of_the_record_of_large_groups():
+    page = Path(__file__).with_name("README.md")
+    runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
+    ((head, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("G", "method"))
+    assert head[-1] == "cosine, last" and len(rows) == 8
+    for G, method, *cells in rows:
+        found = [run for run in runs if (str(run["G"]), run["method"]) == (G, method)]
+        quality = Interval.of([run["quality"] for run in found])
+        means = (fmean(run[name] for run in found) for name in ("calls", "tokens"))
+        cosines = (fmean(run["cosines"][place] for run in found) for place in (0, -1))
+        said = [f"{quality.mean:.1f} ± {quality.half:.1f}", *(f"{each:,.0f}" for each in means)]
+        assert cells == [*said, *(f"{each:.2f}" for each in cosines)] and len(found) == 3
