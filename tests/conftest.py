@@ -22,7 +22,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from accelerate.logging import MultiProcessAdapter
 from helpers.judges import by_number as by_number
 from helpers.judges import unreachable as unreachable
 from helpers.servers import KEY, Fault, serving
@@ -36,7 +35,6 @@ from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store._places import LIVE_STORE
 from rankbuffer_trl.testing import ScriptedClient as ScriptedClient
 from rankbuffer_trl.testing import scripted_judge as scripted_judge
-from rankbuffer_trl.training._scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "recipes" / "quickstart"
@@ -55,7 +53,8 @@ ssl.create_default_context = cache(ssl.create_default_context)
 @pytest.fixture(autouse=True)
 def warned_of_nothing() -> None:
     """Without it, a test that counts warnings would miss one that an earlier test of the same process has had."""
-    MultiProcessAdapter.warning_once.cache_clear()
+    if logging := sys.modules.get("accelerate.logging"):  # which takes seconds to import, and few tests need it
+        logging.MultiProcessAdapter.warning_once.cache_clear()
 
 
 class Known(dict):
@@ -133,6 +132,8 @@ def group(query: Query, texts: str, step: int, epoch: int | None = None) -> Roll
 @pytest.fixture
 def scorer(tmp_path):
     """Make scorers, each with its own store, and close all of them at the end."""
+    from rankbuffer_trl.training._scorer import GroupScorer  # imports the trainer, which most files do not need
+
     made = []
 
     def make(judge: Judge, method: RankBuffer | None = None, **kwargs) -> GroupScorer:

@@ -14,7 +14,7 @@ from rankbuffer_trl.judge._servers import Servers
 from rankbuffer_trl.judge._turns import MOST_ROUNDS, Turns
 
 
-@pytest.mark.parametrize("late", ["hangs", "504"])
+@pytest.mark.parametrize("late", [pytest.param("hangs", marks=pytest.mark.slow), "504"])
 def test_a_server_that_takes_four_at_once_answers_all_and_the_log_says_so(fault, query, monkeypatch, caplog, late):
     """Beyond that it answers none in time. Each fault gives its slot back."""
     flying, crowds, sleep = [], [], anyio.sleep
