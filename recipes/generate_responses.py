@@ -7,7 +7,8 @@
 The sampler may be any OpenAI-compatible endpoint: the policy itself, served by `vllm serve`, or a better model. The
 judge then puts each query's responses in order: by the means of scores under its token probabilities, or by one list
 if its server gives none. After a kill, run the same command again: it asks only what has no answer yet. Failed queries
-are listed, and the exit code is then 1. Queries that have responses keep them.
+are listed, and the exit code is then 3, or 1 if all failed. Queries that have responses keep them. `--dry_run` checks
+the settings and the queries, says how many requests will be made, and makes none.
 
 With `--audit_queries 50 --responses 8`, the responses are samples for `rankbuffer-audit`. They come from 50 queries,
 also from those that have responses, and no judge orders them.
@@ -93,6 +94,8 @@ class ResponsesConfig(VerdictConfig):
         audit_queries (`int`, *optional*):
             Number of queries, drawn at random, to sample for `rankbuffer-audit`. Their responses replace those of the
             data set and stay in the order of sampling. No judge is asked.
+        dry_run (`bool`, *optional*, defaults to `False`):
+            Whether to end after the checks that need no server, and to say how many requests would be made.
     """
 
     dataset_name: str | None = None
@@ -113,6 +116,7 @@ class ResponsesConfig(VerdictConfig):
     format_check: str | None = None
     order_by: Literal["scores", "list"] | None = None
     audit_queries: int | None = None
+    dry_run: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -158,9 +162,15 @@ def main(config: ResponsesConfig) -> int:
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
     try_write(path, rows)  # before answers for these rows are paid for
+    todo = {row["query_id"]: row for row in rows if not row.get("responses")}
+    if config.dry_run:
+        queries = len(todo) if config.audit_queries is None else min(config.audit_queries, len(rows))
+        samples = queries * config.responses
+        asked = "no question" if config.audit_queries is not None else f"{queries:,} to {samples:,} questions"
+        print(f"dry run: the sampler would write {samples:,} responses to {queries:,} queries; the judge gets {asked}")
+        return 0
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)
-    todo = {row["query_id"]: row for row in rows if not row.get("responses")}
     if todo:
         check_judge(config.judge())  # before samples are paid for
     texts, failures, sampled = sample_responses(config, todo)

@@ -5,8 +5,8 @@
         --judge_api_key_env DEEPSEEK_API_KEY
 
 The paper's rubrics are written by DeepSeek-V4-Flash. Any OpenAI-compatible endpoint works. After a kill, run the same
-command again: it asks only what has no answer yet.
-Failed queries are listed, and the exit code is then 1. Queries that have rubrics keep them.
+command again: it asks only what has no answer yet. Failed queries are listed, and the exit code is then 3, or 1 if all
+failed. Queries that have rubrics keep them. `--dry_run` checks the settings and the queries, and asks nothing.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ class RubricsConfig(ClientConfig):
             Sampling temperature of the model (paper: 0.2).
         max_tokens (`int`, *optional*, defaults to `1024`):
             Tokens that an answer may have (paper: 1,024). A model that thinks needs more.
+        dry_run (`bool`, *optional*, defaults to `False`):
+            Whether to end after the checks that need no server, and to say how many requests would be made.
     """
 
     dataset_name: str | None = None
@@ -64,6 +66,7 @@ class RubricsConfig(ClientConfig):
     keep_apart: int = 0
     temperature: float = TEMPERATURE
     max_tokens: int = MAX_TOKENS
+    dry_run: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -92,6 +95,9 @@ def main(config: RubricsConfig) -> int:
         )
     kept = set(drawn[: config.keep_apart])
     todo = [row for row in rows if not row.get("rubrics")]
+    if config.dry_run:
+        print(f"dry run: rubrics for {len(todo):,} of {len(rows):,} queries, {config.keep_apart:,} prompts kept apart")
+        return 0
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}
     if config.generic:

@@ -130,7 +130,9 @@ def test_the_rollout_server_takes_copies_of_the_policy_that_divide_its_gpus(tmp_
 def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path, monkeypatch):
     words = ["--judge_guard", "false", "--judge_concurrency", "1", "--max_tokens", "9", "--keep_apart", "2"]
     done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
-    responses, rubrics = done.of("python")
+    *checks, responses, rubrics = done.of("python")
+    assert [call.argv[-1] for call in checks] == ["--dry_run"] * 2 and checks[1].value("--dataset_name") == "in"
+    assert [call.name for call in done.calls][:3] == ["python", "python", "hf"], "the policy is loaded after both"
     known = []
     for kind, call in (ResponsesConfig, responses), (RubricsConfig, rubrics):
         monkeypatch.setattr(sys, "argv", call.argv)
@@ -142,11 +144,11 @@ def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path, 
     only = {f.name for f in fields(ResponsesConfig)} - {f.name for f in fields(RubricsConfig)}
     words = [word for name in sorted(only) if name.startswith("judge_") for word in (f"--{name}", "1")]
     done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
-    assert not [word for word in done.of("python")[1].argv if word.removeprefix("--") in only]
+    assert not [word for word in done.of("python")[3].argv if word.removeprefix("--") in only]
 
 
 def test_the_data_role_goes_on_without_the_queries_that_failed_and_not_without_all(tmp_path):
-    for status, calls in (3, 2), (1, 1):
+    for status, calls in (3, 4), (1, 3):
         words = {"JUDGE_URL": AWAY, "SAMPLER_URL": HERE, "REFUSES": str(status)}
         done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", there=SERVED, **words)
         assert len(done.of("python")) == calls, done.output
@@ -303,7 +305,7 @@ def test_a_policy_that_is_served_already_writes_the_responses_and_a_judge_may_li
     done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", there={9001: listed}, **environment)
     assert done.status == 0 and done.of("vllm") == done.of("hf") == []
     assert f"the training checks whether it serves {JUDGE}" in done.output
-    responses, rubrics = done.of("python")
+    *_, responses, rubrics = done.of("python")
     assert responses.value("--sampler_url") == "http://10.0.0.8/v1"
     assert responses.value("--output_file") == rubrics.value("--dataset_name") == "out_no_rubrics.jsonl"
     odd = tmp_path / 'a "good\\bad" policy'
@@ -439,6 +441,10 @@ SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
         (TRAIN, HOSTS | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["slurm.sh"], SLURM | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["one_node.sh"], {"ROLLOUT_GPUS": "3,6", "JUDGE_URL": HERE}, {}, "GPU 3 is that of the training", None),
+        *(
+            (["one_node.sh"], {"COLOCATE": "yes", "JUDGE_URL": AWAY, name: "2"}, {}, f"unset {name}", None)
+            for name in ("ROLLOUT_GPUS", "ROLLOUT_COPIES")
+        ),
         (["one_node.sh"], {"ROLLOUT_GPUS": "4-5"}, {}, "'4-5' is no GPU: write numbers", None),
         (["two_nodes.sh", "serve"], HOSTS | {"ROLLOUT_GPUS": "0,7"}, {}, "GPU 7", None),
         (["slurm.sh"], SLURM | {"ROLLOUT_GPUS": "2,2", "JUDGE_URL": AWAY}, {}, "GPU 2", "srun"),
@@ -460,6 +466,7 @@ SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
         (["one_node.sh", "data", "me/set", "out"], {}, {}, "out must end in .jsonl or .parquet", None),
         (["one_node.sh", "data", "me/x.jsonl", "me/x.jsonl"], {}, {}, "me/x.jsonl would be written over", None),
         (["one_node.sh", "estimate"], {"REFUSES": "1"}, {}, "", "python"),
+        (DATA, {"REFUSES_OPTIONS": "1"}, {}, "", "python"),
         (["slurm.sh"], SLURM | {"ADDRESS": "127.0.1."}, {}, "SERVE_HOST=127.0.1.0 is a loopback address", "srun"),
         (["slurm.sh"], {}, {}, "this is a script for sbatch", None),
         (["slurm.sh", "--output_dir", "runs/mine"], SLURM, {}, "set OUTPUT=... instead of --output_dir", None),
@@ -467,7 +474,7 @@ SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
         (["one_node.sh"], {"REFUSES": "1"}, {}, "", "python"),
         (["one_node.sh"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", "python"),
         (["one_node.sh", "judge"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", None),
-        (DATA, {"JUDGE_URL": HERE}, SERVED | {8000: POLICY}, "already listens at http://127.0.0.1:8000", None),
+        (DATA, {"JUDGE_URL": HERE}, SERVED | {8000: POLICY}, "already listens at http://127.0.0.1:8000", "python"),
         (["one_node.sh"], {"STOLEN": "8001"}, {}, "address already in use .* judge ended before it was ready", "vllm"),
         (["one_node.sh"], {"FAILS": "8000"}, {}, "out of memory, .* rollouts ended before it was ready", "vllm"),
         (TRAIN, HOSTS, {8000: "other", 8001: JUDGE}, "does not serve Qwen/Qwen3-8B, so it is not our rollouts", "hf"),

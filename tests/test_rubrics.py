@@ -314,7 +314,9 @@ def test_generate_rubrics_keeps_whole_prompts_apart_in_any_order_of_the_rows(tmp
         sets.append(apart)
     assert sets[0] == sets[1]
     with pytest.raises(SettingsError, match="keep_apart=9 leaves none of 9 different prompts"):
-        generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=9))
+        generate_rubrics.main(generate_rubrics.RubricsConfig(**words, keep_apart=9, dry_run=True))
+    out.unlink()
+    assert generate_rubrics.main(generate_rubrics.RubricsConfig(**words, dry_run=True)) == 0 and not out.exists()
 
 
 def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):

@@ -66,6 +66,9 @@ if [[ -n $COLOCATE ]]; then
     if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
         die "COLOCATE takes all eight GPUs: set JUDGE_URL to a judge on another machine"
     fi
+    for name in ROLLOUT_GPUS ROLLOUT_COPIES ROLLOUT_SERVER; do
+        [[ -z $(printenv "$name") ]] || die "COLOCATE starts no rollout server: unset $name"
+    done
 else
     need vllm
     if [[ -n $STARTS_JUDGE ]] || judge_is_here; then

@@ -316,7 +316,16 @@ make_data() {
     [[ $output == *.jsonl || $output == *.parquet ]] || die "$output must end in .jsonl or .parquet: name another file"
     responses=${output%.*}_no_rubrics.${output##*.}
     local judge=(--judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL")
+    local sample=(
+        python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}"
+        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' --recipe "$RECIPE"
+        "${RESPONSES[@]}"
+    )
+    local write=(python recipes/generate_rubrics.py --output_file "$output" "${judge[@]}" "${RUBRICS[@]}" --dataset_name)
     need curl hf rankbuffer-data
+    # The dry runs refuse options and prompts that cannot work before any weights are loaded.
+    "${sample[@]}" --dry_run
+    "${write[@]}" "$prompts" --dry_run
     if [[ -z ${SAMPLER_URL:-} ]]; then
         need vllm
         check_free "http://127.0.0.1:$PORT"
@@ -329,10 +338,8 @@ make_data() {
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
     # 3: some queries failed, and the others are written. One prompt that always fails must not end all.
-    python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
-        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}' --recipe "$RECIPE" "${RESPONSES[@]}" || (($? == 3))
-    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}" "${RUBRICS[@]}" ||
-        (($? == 3))
+    "${sample[@]}" || (($? == 3))
+    "${write[@]}" "$responses" || (($? == 3))
     rankbuffer-data check "$output" --tokenizer "$POLICY"
 }
 

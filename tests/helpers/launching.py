@@ -88,7 +88,8 @@ elif name == "accelerate":
     if "TRAINS" in os.environ:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker("rank", saves=True), 0)[1]))
 elif name == "python":
-    sys.exit(int(os.environ.get("REFUSES", 0)))
+    checks = "generate_" in sys.argv[1] and sys.argv[-1] == "--dry_run"
+    sys.exit(int(os.environ.get("REFUSES_OPTIONS" if checks else "REFUSES", 0)))
 elif name == "scontrol" and sys.argv[1] == "show":
     last = int(os.environ["SLURM_JOB_NODELIST"].strip("n[]").split("-")[1])
     print(*(f"n{{i}}" for i in range(last + 1)), sep="\\n")
