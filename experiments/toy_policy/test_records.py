@@ -69,6 +69,29 @@ def test_the_page_has_our_rows_as_their_record_does():
     assert {of[pair].found.verdict for of in found for pair in of if pair[1] == "grpo"} == {"holds"}
 
 
+def test_the_page_has_the_runs_under_doubts_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    runs = [stored(json.loads(line)) for line in page.with_name("doubts_rows.jsonl").read_text().splitlines()]
+    methods = by_method(runs)
+    ((_, *rows),) = (each for each in tables_of(page) if {"reads", "calls"} <= {*each[0]})
+    assert [row[0] for row in rows] == [*methods] and all(len(of) == 3 for of in methods.values())
+    for method, _, *cells in rows:
+        of = methods[method]
+        means = [f"{mean_of(of, name):,.0f}" for name in ("calls", "tokens")]
+        cosine = fmean(run.cosines[-1] for run in of)
+        assert cells == [str(Interval.of([run.quality for run in of])), *means, f"{cosine:.2f}"]
+    found = {(each.ours, each.other): each for each in compare_ours(runs)}
+    for ours, other, verdict in (
+        ("ratings_soft", "grpo", "holds"),
+        ("ratings_soft", "rrc_scr", "holds"),
+        ("ratings_soft", "rankbuffer", "open"),
+        ("rankbuffer_soft", "rankbuffer", "open"),
+    ):
+        each = found[ours, other]
+        mean, half = Interval.of(each.found.values).mean, Interval.of(each.found.values).half
+        assert f"{mean:.1f} ± {half:.1f}" in page.read_text() and each.found.verdict == verdict
+
+
 def test_the_page_has_the_table_of_the_record_of_large_groups():
     page = Path(__file__).with_name("README.md")
     runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
