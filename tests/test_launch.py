@@ -161,6 +161,15 @@ def test_an_estimate_without_a_judge_or_vllm_is_a_dry_run(tmp_path):
     assert call.argv[-3:] == ["--num_processes", "4", "--dry_run"]
 
 
+def test_a_dry_run_of_a_script_starts_nothing(tmp_path):
+    node, train, slurm = ["one_node.sh"], ["two_nodes.sh", "train"], ["slurm.sh"]
+    for words in (node, [*node, "estimate"], [*node, "data", "in", "out.jsonl"], ["single_gpu_lora.sh"], train, slurm):
+        environment = HOSTS if words is train else SLURM if words is slurm else {}
+        done = launch(tmp_path, *words, "--dry_run", **environment)
+        assert done.status == 0 and {call.name for call in done.calls} <= {"python", "scontrol", "srun"}, done.output
+        assert "--dry_run" in done.of("python")[-1].argv
+
+
 def test_one_node_trains_and_samples_on_all_gpus_if_the_judge_is_elsewhere(tmp_path):
     done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, JUDGE_URL=AWAY, COLOCATE="yes")
     _, args, _ = training(done, 8)
@@ -444,6 +453,15 @@ SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
         *(
             (["one_node.sh"], {"COLOCATE": "yes", "JUDGE_URL": AWAY, name: "2"}, {}, f"unset {name}", None)
             for name in ("ROLLOUT_GPUS", "ROLLOUT_COPIES")
+        ),
+        (["single_gpu_lora.sh"], {"ROLLOUT_GPUS": "1"}, {}, "this starts no rollout server: unset ROLLOUT_GPUS", None),
+        (["one_node.sh"], {"COLOCATE": "no"}, {}, "COLOCATE=no: set it to yes, or unset it", None),
+        (
+            ["one_node.sh", "--preflight_only"],
+            {},
+            {},
+            "for a preflight, run recipes/launch/one_node.sh estimate",
+            None,
         ),
         (["one_node.sh"], {"ROLLOUT_GPUS": "4-5"}, {}, "'4-5' is no GPU: write numbers", None),
         (["two_nodes.sh", "serve"], HOSTS | {"ROLLOUT_GPUS": "0,7"}, {}, "GPU 7", None),

@@ -48,6 +48,7 @@ source recipes/launch/servers.sh
 read_role "$@"
 judge_command 127.0.0.1 --tensor-parallel-size 2
 COLOCATE=${COLOCATE:-}
+[[ ${COLOCATE:-yes} == yes ]] || die "COLOCATE=$COLOCATE: set it to yes, or unset it"
 if [[ -n $COLOCATE ]]; then
     PROCESSES=8 GPUS=0,1,2,3,4,5,6,7 ACCUMULATION=10
     SAMPLING=(--vllm_mode colocate --vllm_gpu_memory_utilization 0.4 --vllm_max_model_length 8192)
@@ -66,9 +67,7 @@ if [[ -n $COLOCATE ]]; then
     if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
         die "COLOCATE takes all eight GPUs: set JUDGE_URL to a judge on another machine"
     fi
-    for name in ROLLOUT_GPUS ROLLOUT_COPIES ROLLOUT_SERVER; do
-        [[ -z $(printenv "$name") ]] || die "COLOCATE starts no rollout server: unset $name"
-    done
+    no_rollout_server
 else
     need vllm
     if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
@@ -78,8 +77,7 @@ else
     fi
 fi
 
-# The dry run refuses settings that cannot work before any weights are loaded.
-python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$PROCESSES"
+show_plan "$PROCESSES" "${ARGUMENTS[@]}"
 [[ -n $COLOCATE ]] || check_free "http://127.0.0.1:$PORT" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
 download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 

@@ -5,6 +5,7 @@
 #              between them, which share the queries. The script then starts no judge. It waits until each of them answers
 #              and checks that it serves JUDGE_MODEL. Without JUDGE_URL, the script starts a judge and ends it.
 # JUDGE_MODEL  the judge's name. The old name of this variable, JUDGE, still works.
+# ROLLOUT_GPUS    GPUs of the rollout server, such as 4,5. ROLLOUT_SERVER=trl starts it with `trl vllm-serve`.
 # SAMPLER_URL  base URL of a server of POLICY, for the role `data` alone. Without it, the script starts one and ends it.
 # POLICY       the policy to train.
 # RECIPE       the recipe of the training.
@@ -44,6 +45,7 @@ RETRY_SECONDS=${RETRY_SECONDS:-60}
 declare -A SERVERS=() FIRST_LINE=() # FIRST_LINE: of what each writes in this attempt
 TRAINING=
 PAUSED= # set between two attempts of a training
+PLAN_ONLY= # set if the arguments have --dry_run
 FOLLOWER=
 NO_KEYS=() # options of `env`
 NOT_THERE="start it, or correct JUDGE_URL"
@@ -122,7 +124,24 @@ refuse_options() {
         case ${argument%%=*} in
         --judge[_-]url | --judge[_-]model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
         --model[_-]name[_-]or[_-]path) die "set POLICY=... instead of ${argument%%=*}" ;;
+        --preflight[_-]only) die "for a preflight, run recipes/launch/one_node.sh estimate, which starts a judge if there is none" ;;
+        --dry[_-]run) PLAN_ONLY=yes ;;
         esac
+    done
+}
+
+# show_plan PROCESSES ARGUMENT...: print the plan of a training, and refuse settings that cannot work before any weights are
+# loaded. With --dry_run, the script ends here.
+show_plan() {
+    python recipes/train_rankbuffer.py "${@:2}" --dry_run --num_processes "$1"
+    [[ -z $PLAN_ONLY ]] || exit 0
+}
+
+# no_rollout_server: stop the script if a variable is set that is about a rollout server, because it starts none.
+no_rollout_server() {
+    local name
+    for name in ROLLOUT_GPUS ROLLOUT_COPIES ROLLOUT_SERVER; do
+        [[ -z $(printenv "$name") ]] || die "this starts no rollout server: unset $name"
     done
 }
 
@@ -326,6 +345,7 @@ make_data() {
     # The dry runs refuse options and prompts that cannot work before any weights are loaded.
     "${sample[@]}" --dry_run
     "${write[@]}" "$prompts" --dry_run
+    [[ -z $PLAN_ONLY ]] || exit 0
     if [[ -z ${SAMPLER_URL:-} ]]; then
         need vllm
         check_free "http://127.0.0.1:$PORT"
@@ -346,6 +366,7 @@ make_data() {
 # estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge; where no
 # judge is served and none can be, as on a laptop, by the characters of the data alone.
 estimate() {
+    [[ -z $PLAN_ONLY ]] || show_plan "${PROCESSES:-1}" "${ARGUMENTS[@]}"
     ARGUMENTS+=(--num_processes "${PROCESSES:-1}")
     if [[ -n $STARTS_JUDGE ]] && ! command -v vllm >/dev/null; then
         say "no JUDGE_URL and no vLLM here, so no judge is asked: an estimate by the characters of the data"

@@ -46,7 +46,8 @@ ARGUMENTS=(
 other_roles "$GPU" "$GPU" --gpu-memory-utilization 0.5
 
 need curl hf accelerate
-python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 1
+no_rollout_server
+show_plan 1 "${ARGUMENTS[@]}"
 download "$POLICY"
 provide_judge "$GPU"
 # --quiet leaves out accelerate's own traceback after an error. Those of the training stay.

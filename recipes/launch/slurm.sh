@@ -90,7 +90,7 @@ ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps "$ACCUMULATION" "$@" --output_dir "$OUTPUT"
 )
-python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
+show_plan "$((8 * TRAINERS))" "${ARGUMENTS[@]}"
 check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
 download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 for manifest in "$OUTPUT"/checkpoint-*/rankbuffer/run.json; do # written last: without it, none is whole

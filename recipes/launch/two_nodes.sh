@@ -71,7 +71,7 @@ ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" "${JUDGE_ARGUMENTS[@]}"
     --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps 10 "$@"
 )
-python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
+show_plan 8 "${ARGUMENTS[@]}"
 download "$POLICY"
 SERVED_BY="run $0 serve on the serving machine first; its first download takes long"
 [[ -z $STARTS_JUDGE ]] || NOT_THERE=$SERVED_BY
