@@ -15,7 +15,10 @@ from .benchmark import OutputError, shortened
 FAILED_JUDGMENTS = "failures.json"
 GZIP = b"\x1f\x8b"
 REWRITTEN = "Is it half a file? Delete it, and the next run writes it again"
-BROUGHT = "Is it half a file? Write all outputs of the model into it, as the benchmark's JSON in UTF-8"
+BROUGHT = (
+    "Is it half a file? If a run wrote it, delete it, and the next run writes it again; else write all outputs of the"
+    " model into it, as the benchmark's JSON in UTF-8"
+)
 """What to do about a file of outputs, which may come from elsewhere."""
 
 

@@ -1,9 +1,9 @@
 """Generate the responses of models to the benchmarks' prompts, in each benchmark's official output format."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankbuffer_tools.batch.answers import opens_thinking, read_answers, refuse_tags
 from rankbuffer_tools.batch.engines import Engine, VllmEngine, base_of, engine, load_policy_tokenizer, weights_of
@@ -16,15 +16,24 @@ GENERATION = "generation.json"
 """Beside the outputs that a run generated: what it counted, and how it read the answers."""
 
 
-def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> None:
-    """Generate the outputs that are missing. Check all others, whoever made them.
+class Missing(NamedTuple):
+    """A model that has no outputs for some benchmarks, as it will be loaded."""
+
+    label: str
+    model: str
+    adapter_of: str | None
+    opened: bool  # its chat template opens the thinking
+    benchmarks: list[Benchmark]
+
+
+def missing_outputs(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> list[Missing]:
+    """Check all outputs that there are, whoever made them, and return which ones have to be generated.
 
     Raises:
-        [`OutputError`], [`AnswerError`]: if outputs cannot be judged.
-        [`EngineError`]: if a model cannot be loaded or served, or prompts have no response.
-        [`JudgeError`]: if the model's server cannot be reached or its context is too small.
+        [`OutputError`]: if outputs cannot be judged.
+        [`EngineError`]: if a model is not there.
     """
-    todo = []
+    found = []
     for label, model in config.labelled_models().items():  # check all models before the first one generates
         weights = check_label(config, label, model)
         missing = [
@@ -35,14 +44,25 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
         if missing:
             adapter_of = base_of(model)
             opened = opens_thinking(load_policy_tokenizer(model, adapter_of), config.template_kwargs())
-            todo.append((label, model, adapter_of, opened, missing))
+            found.append(Missing(label, model, adapter_of, opened, missing))
         write_json(label_path(config, label), weights)  # after the model was found: a typo must not take the label
-    for label, model, adapter_of, opened, missing in todo:
+    return found
+
+
+def generate(config: EvaluationConfig, missing: Iterable[Missing]) -> None:
+    """Generate outputs.
+
+    Raises:
+        [`OutputError`], [`AnswerError`]: if outputs cannot be judged.
+        [`EngineError`]: if a model cannot be loaded or served, or prompts have no response.
+        [`JudgeError`]: if the model's server cannot be reached or its context is too small.
+    """
+    for label, model, adapter_of, opened, benchmarks in missing:
         log = Path(config.output_dir) / label / "vllm.log"
         running = config.engine_url and VllmEngine(config.engine_url, config.engine_model or model, model, config)
         # A server of the user's is not ended.
         with nullcontext(running) if running else engine(config, label, model, adapter_of, log) as responder:
-            for benchmark in missing:
+            for benchmark in benchmarks:
                 folder = config.folder(label, benchmark.name)
                 respond(responder, benchmark, folder, label, opened, config.format_check)
 

@@ -46,6 +46,7 @@ class EvaluationReport:
     limit: int | None = None  # if it is set, the numbers mean nothing
     paper: Sequence[str] = ()  # rows to show, see `rankbuffer_tools/paper.yaml`
     compare_with: str | None = None  # a model; the first by default
+    manifest: str | None = None  # a list of files that replace official ones
 
     def comparisons(self) -> list[ModelComparison]:
         """Compare every metric of every other model with that of `compare_with`."""
@@ -92,7 +93,14 @@ class EvaluationReport:
         parts = ["# Evaluation", f"Judge: {self.judge}. Intervals: 95 %, bootstrap over prompts."]
         if self.limit is not None:
             parts.append(f"**Smoke run with limit {self.limit}: these numbers mean nothing.**")
-        parts += [self._headlines(), "## All metrics", self._metrics()]
+        if self.manifest:
+            parts.append(f"**Files that `{self.manifest}` names replace official ones.**")
+        parts.append(self._headlines())
+        if self._paper_rows():
+            parts.append(
+                "The paper's rows are of its own policies, by its own judge; no row is comparable with a leaderboard."
+            )
+        parts += ["## All metrics", self._metrics()]
         if comparisons := self.comparisons():
             parts += [
                 "## Side by side",
@@ -126,13 +134,18 @@ class EvaluationReport:
             cells = (format_interval(result.headline) for result in self.results[label].values())
             rows.append((label, *cells, "-" if mean is None else f"{mean:.2f}"))
         shared = {*PAPER_BENCHMARKS} & self.titles.keys()
-        for row in self.paper if shared else ():  # a benchmark of one's own has no number in the paper
+        for row in self._paper_rows():
             numbers = paper_rows()[row]
             whole = "average" if len(shared) == len(PAPER_BENCHMARKS) else None  # the paper's mean is one of all four
             cells = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
             rows.append((f"paper: {row}", *cells))
         heads = next(iter(self.results.values())).items()
         return table(("model", *(f"{self.titles[name]}: {one.scores.headline}" for name, one in heads), "Avg."), rows)
+
+    def _paper_rows(self) -> Sequence[str]:
+        """Return the rows to show, none beside numbers that the paper has not or that mean nothing."""
+        comparable = self.limit is None and {*PAPER_BENCHMARKS} & self.titles.keys()
+        return self.paper if comparable else ()
 
     def _metrics(self) -> str:
         rows = []

@@ -8,8 +8,9 @@ machines that cannot hold model and judge at once.
 """
 
 import sys
+from collections.abc import Collection
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ from .assets import AssetError, Assets
 from .benchmark import Benchmark
 from .config import EvaluationConfig
 from .files import write_json, write_text
-from .generate import generate
+from .generate import generate, missing_outputs
 from .registry import find_benchmark
 from .results import EvaluationReport, ModelResult
+
+MADE_UP = "I am not sure."
+REHEARSAL = "_rehearsal"
+"""The folder of what the judge said of made-up outputs."""
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
@@ -50,7 +55,22 @@ def generate_outputs(config: EvaluationConfig) -> None:
     """Generate the outputs of all models, without a judge. For errors see [`generate`]."""
     benchmarks = load_benchmarks(config, config.assets())
     config.claim_folder()
-    generate(config, benchmarks)
+    generate(config, missing_outputs(config, benchmarks))
+
+
+def rehearse(config: EvaluationConfig, names: Collection[str], assets: Assets) -> None:
+    """Let the judge judge made-up outputs of two prompts, so that one that cannot do it costs no sampling.
+
+    Raises:
+        [`JudgeError`]: if more than half of the judgments of a benchmark fail.
+    """
+    paths = [path for path in config.benchmarks if find_benchmark(path).name in names]
+    few = replace(config, benchmarks=paths, limit=min(config.limit or 2, 2), judge_max_failures=0.5)
+    label = next(iter(config.labelled_models()))
+    for name, benchmark in load_benchmarks(few, assets).items():
+        folder = Path(config.output_dir, REHEARSAL, name)
+        benchmark.write_outputs(folder, label, {prompt.id: MADE_UP for prompt in benchmark.prompts()})
+        benchmark.judge(folder, label, few)
 
 
 def policy_of(model: str) -> dict[str, Any]:
@@ -89,7 +109,9 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
     check_judge(config.judge())  # before models are loaded
     config.claim_folder()  # last, so that a typo does not take the folder
     policies = {label: policy_of(path) for label, path in config.labelled_models().items()}
-    generate(config, benchmarks)
+    if missing := missing_outputs(config, benchmarks):
+        rehearse(config, {b.name for each in missing for b in each.benchmarks}, assets)
+        generate(config, missing)
     results: dict[str, dict[str, ModelResult]] = {}
     for label in config.labelled_models():
         for name, benchmark in benchmarks.items():
@@ -99,7 +121,13 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
             results.setdefault(label, {})[name] = ModelResult(scores, cost, config.endpoint.price(cost))
     titles = {name: benchmark.title for name, benchmark in benchmarks.items()}
     report = EvaluationReport(
-        results, titles, str(config.judge_model), config.limit, config.paper_rows, config.compare_with
+        results,
+        titles,
+        str(config.judge_model),
+        config.limit,
+        config.paper_rows,
+        config.compare_with,
+        config.assets_manifest,
     )
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .errors import SettingsError
+
 SAMPLED_BYTES = 2**16  # bytes
 ABANDONED = 3600  # seconds since the last write of a draft
 FLOCK = "hhqqi0q"  # a lock of a whole file, as C has it: 0q fills up the end
@@ -68,6 +70,18 @@ def fingerprint(path: Path) -> list[int | str]:
             file.seek(start)
             digest.update(file.read(SAMPLED_BYTES))
         return [size, digest.hexdigest()]
+
+
+def check_folder(key: str, folder: str | os.PathLike | None) -> None:
+    """Refuse a setting that names a folder, and holds a file or what lies below one.
+
+    Raises:
+        [`SettingsError`]: naming the setting.
+    """
+    path = Path(folder or ".")
+    with suppress(PermissionError):  # of a folder that nobody but its owner sees into
+        if any(each.is_file() for each in (path, *path.parents)):
+            raise SettingsError(f"{key} {folder} is a file or lies below one: name a folder")
 
 
 def free_space(folder: str | os.PathLike) -> str:

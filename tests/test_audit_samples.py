@@ -330,6 +330,8 @@ def test_load_draws_queries_by_the_seed_each_at_most_once(tmp_path):
         return [group.query.id for group in groups]
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    with pytest.raises(SettingsError, match=r"output_dir .* is a file or lies below one"):
+        drawn(output_dir=__file__)
     assert len(set(drawn(queries=20))) == 20
     rows = [json.loads(line) | {"responses": [{"text": "a"}]} for line in Path(HOWTO).read_text().splitlines()]
     write_rows(tmp_path / "set.jsonl", rows)

@@ -5,9 +5,7 @@ import math
 import os
 import typing
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ from trl import GRPOConfig
 
 from .._answers import check_format
 from ..errors import SettingsError
+from ..files import check_folder
 from ..judge import TOKENS_PER_MARK, Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
@@ -349,10 +348,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(f"save_steps must be above 0, got {self.save_steps}: save_strategy no saves nothing")
         if self.output_dir == "":
             raise SettingsError("output_dir is empty: name a folder")
-        path = Path(self.output_dir or ".")
-        with suppress(PermissionError):  # of a folder that nobody but its owner sees into
-            if any(folder.is_file() for folder in (path, *path.parents)):
-                raise SettingsError(f"output_dir {self.output_dir} is a file or lies below one: name a folder")
+        check_folder("output_dir", self.output_dir)
 
     def _check_cast(self) -> None:
         half = self.fp16 or self.bf16 is not False  # TRL takes None for True
