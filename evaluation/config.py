@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rankbuffer_tools.batch.sampling import SamplingConfig
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.files import check_folder
+from rankbuffer_trl.files import refuse_file
 from rankbuffer_trl.judge import check_url
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.settings import check_at_least, documented
@@ -73,7 +73,7 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
         for key in ("output_dir", "assets_dir"):
-            check_folder(key, getattr(self, key))
+            refuse_file(key, getattr(self, key))
         # A benchmark that is named twice counts once.
         names = [benchmark.name for benchmark in {*map(find_benchmark, self.benchmarks)}]
         if len(names) > len({*names}):

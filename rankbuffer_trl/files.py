@@ -72,7 +72,7 @@ def fingerprint(path: Path) -> list[int | str]:
         return [size, digest.hexdigest()]
 
 
-def check_folder(key: str, folder: str | os.PathLike | None) -> None:
+def refuse_file(key: str, folder: str | os.PathLike | None) -> None:
     """Refuse a setting that names a folder, and holds a file or what lies below one.
 
     Raises:

@@ -377,6 +377,9 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
         second = capsys.readouterr().out
         assert f"[resume] from {tmp_path}/checkpoint-2, after step 2 of 5: 3 steps are left" in second
         assert f"[{mode}] {rest}" in second and f"[{mode}] the run: 5 steps" in second
+    quickstart(*resume, "--max_steps", "3", "--dry_run", "--learning_rate", "0.5")
+    said = capsys.readouterr().out
+    assert "1 step is left\n[resume] learning_rate stays 0.0002, and 0.5 has no effect" in said
     read, fingerprint = [], checkpoint.fingerprint
     monkeypatch.setattr(checkpoint, "fingerprint", lambda path: read.append(path) or fingerprint(path))
     quickstart(*resume, "--max_steps", "3")
@@ -396,7 +399,11 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
             quickstart(*resume, "--max_steps", "5", *changes)
     (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-3" / "trainer_state.json").unlink()
-    for start, message in (("true", "no whole checkpoint in"), (str(tmp_path / "checkpoint-2"), "is not a whole")):
+    for start, message in (
+        ("true", "no whole checkpoint in"),
+        (str(tmp_path / "checkpoint-2"), "is not a whole"),
+        ("ture", "no folder ture: .* has checkpoint-3, checkpoint-2, and"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             quickstart(*words, "--max_steps", "5", "--resume_from_checkpoint", start)
 

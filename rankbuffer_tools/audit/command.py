@@ -16,7 +16,7 @@ from datasets import disable_progress_bars
 
 from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.files import check_folder, replacing
+from rankbuffer_trl.files import refuse_file, replacing
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, RubricJudge, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -98,7 +98,7 @@ class AuditConfig(JudgeConfig):
                 " `recipes/generate_responses.py --audit_queries 50 --responses 8` writes"
             )
         check_at_least(self, queries=1)
-        check_folder("output_dir", self.output_dir)
+        refuse_file("output_dir", self.output_dir)
 
     @property
     def log(self) -> Path:

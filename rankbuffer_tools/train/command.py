@@ -51,6 +51,7 @@ from rankbuffer_trl.training import (
     identity,
     on_main_process,
     policy_differences,
+    without_effect,
 )
 
 from ..data.tokens import load_tokenizer
@@ -248,13 +249,14 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
             "to continue: the same command with --resume_from_checkpoint true (after a used-up budget: a higher one)",
             report_line,
         ]
-    table = Path(folder, "buffers.parquet")
+    table, args = Path(folder, "buffers.parquet"), trainer.args
+    judge = f" {shlex.join(judge_words)}" if (judge_words := judge_options(args)) else ""
     return [
         f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
         report_line,
         f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
         "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"
-        f" evaluation/paper.yaml --models {model}",
+        f" evaluation/paper.yaml --output_dir {quoted}/evaluation{judge} --models {model}",
     ]
 
 
@@ -272,14 +274,17 @@ def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> st
         "dataset_config": [config],
         "dataset_train_split": [None if split == "train" else split],
         "models": [f"before={policy}", f"after={args.output_dir}"],
-        "judge_url": args.judge_url or [],
-        "judge_model": [args.judge_model],
     }
     command = ["rankbuffer-compare"]
     for option, values in options.items():
         arguments = [str(value) for value in values if value is not None]
         command += [f"--{option}", *arguments] if arguments else []
-    return shlex.join(command)
+    return shlex.join([*command, *judge_options(args)])
+
+
+def judge_options(args: RankBufferConfig) -> list[str]:
+    """Return the options that name the judge of a run. One that is embedded has none."""
+    return ["--judge_url", *args.judge_url, "--judge_model", str(args.judge_model)] if args.judge_url else []
 
 
 def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
@@ -299,7 +304,9 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if plan.checkpoint:
         steps = plan.batches.steps
         remaining = max(steps - plan.done, 0)
-        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {remaining} steps are left"])
+        left = "1 step is" if remaining == 1 else f"{remaining} steps are"
+        overridden = on_main_process(lambda: without_effect(read_manifest(Path(str(plan.checkpoint))), plan.args))
+        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} left", *overridden])
     if training_args.dry_run:
         say("dry run", [*RunPrice(plan).estimated_cost(), memory_line(training_args, model_args)])
         return

@@ -71,6 +71,9 @@ class Checkpoints:
     def find(self, resume: str | bool | Path) -> tuple[Path, Manifest]:
         """Return a whole checkpoint and its manifest: that of a path, or the newest one for `True`."""
         path = self.newest() if resume is True else Path(str(resume))
+        if not path.is_dir():
+            known = ", ".join(each.name for _, each in checkpoints(self.folder)) or "no checkpoint"
+            raise CheckpointError(f"there is no folder {path}: {self.folder} has {known}, and true takes the newest")
         if torn := self.fault(path):
             raise CheckpointError(f"{path} is not a whole checkpoint: {torn}")
         return path, read_manifest(path)
@@ -207,7 +210,10 @@ def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool
 def check_unchanged(checkpoint: Path, changed: Sequence[str]) -> None:
     """Refuse a checkpoint of another run. `changed` has a line for each thing that the two do not have in common."""
     if changed:
-        raise CheckpointError(f"{another_run(checkpoint, changed)}\nTo resume from it anyway, set resume_with_changes")
+        raise CheckpointError(
+            f"{another_run(checkpoint, changed)}\nFor a new run, name another output_dir. To resume from it anyway, with"
+            " buffers that are of both settings, set resume_with_changes to true"
+        )
 
 
 def another_run(checkpoint: Path, changed: Sequence[str]) -> str:
@@ -252,6 +258,20 @@ def policy_differences(
         f"{key}: {old!r} in the checkpoint, {new!r} now"
         for key, (old, new) in pairs.items()
         if not same_setting(key, old, new)
+    ]
+
+
+OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+
+
+def without_effect(saved: Manifest, args: TrainingArguments) -> list[str]:
+    """Return one line for each setting of a run that its checkpoint overrides, because the optimizer comes from there."""
+    now = args.to_dict()
+    pairs = {key: (saved["config"].get(key, now[key]), now[key]) for key in OF_OPTIMIZER}
+    return [
+        f"{key} stays {old}, and {new} has no effect, because the optimizer is that of the checkpoint"
+        for key, (old, new) in pairs.items()
+        if old != new
     ]
 
 

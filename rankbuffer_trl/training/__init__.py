@@ -8,6 +8,7 @@ from ..checkpointing._checkpoint import (
     check_unchanged,
     hash_file,
     policy_differences,
+    without_effect,
 )
 from ..checkpointing._distributed import MainProcessError, on_main_process
 from ..monitoring._buffer_table import export_buffers

@@ -147,7 +147,7 @@ class Batches:
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
             *self.other_batch(),
             *self.long_warmup(),
-            f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
+            f"data: {self.queries:,} queries, {self.steps_per_epoch} step{'s' * (self.steps_per_epoch != 1)} an epoch"
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
             f" {self.generations * args.generation_batch_size:,} rollouts",

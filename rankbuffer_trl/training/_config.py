@@ -15,7 +15,7 @@ from trl import GRPOConfig
 
 from .._answers import check_format
 from ..errors import SettingsError
-from ..files import check_folder
+from ..files import refuse_file
 from ..judge import TOKENS_PER_MARK, Judge
 from ..judge._endpoint import check_seconds, check_url
 from ..judge.config import BudgetConfig, JudgeConfig, parse_object, read_judge
@@ -348,7 +348,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(f"save_steps must be above 0, got {self.save_steps}: save_strategy no saves nothing")
         if self.output_dir == "":
             raise SettingsError("output_dir is empty: name a folder")
-        check_folder("output_dir", self.output_dir)
+        refuse_file("output_dir", self.output_dir)
 
     def _check_cast(self) -> None:
         half = self.fp16 or self.bf16 is not False  # TRL takes None for True

@@ -41,7 +41,7 @@ RESUME_KEYS: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = 
     "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
     "judge_view": ("what the judge sees of a rollout with tools", lambda plan, *_: view(plan.args)),
     "queries": ("the number of queries", lambda plan, *_: len(plan.queries)),
-    "data_sha256": ("the data", lambda plan, *_: plan.queries.sha256),
+    "data_sha256": ("the data, as this method reads them", lambda plan, *_: plan.queries.sha256),
     "seed": ("the seed, and with it the order of the data", lambda plan, *_: seeds(plan.args)),
     "num_generations": ("rollouts per query", lambda plan, *_: plan.args.num_generations),
     "queries_per_generation": ("queries per generation batch", lambda plan, *_: plan.args.queries_per_generation),
