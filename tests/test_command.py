@@ -3,6 +3,7 @@
 import importlib.machinery
 import inspect
 import json
+import logging
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ from helpers.scripted import config
 from httpx import ConnectError
 from pyarrow import ArrowNotImplementedError
 from safetensors import SafetensorError
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -406,6 +408,22 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     ):
         with pytest.raises(CheckpointError, match=message):
             quickstart(*words, "--max_steps", "5", "--resume_from_checkpoint", start)
+
+
+def test_a_warning_of_a_training_begins_its_own_line(tmp_path, quickstart, capsys, monkeypatch):
+    class Warns(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            logging.getLogger("rankbuffer_trl").warning("the judge is down")
+
+    def build(*arguments):
+        (trainer := build_trainer(*arguments)).add_callback(Warns())
+        return trainer
+
+    build_trainer = command.build_trainer
+    monkeypatch.setattr(command, "build_trainer", build)
+    quickstart("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no")
+    err = capsys.readouterr().err
+    assert "%|" in err and re.search(r"[\r\n]the judge is down\n", err)
 
 
 # Errors

@@ -30,6 +30,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
@@ -321,7 +322,8 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         if plan.done < plan.batches.steps:  # else only the end is left to do
             on_main_process(lambda: report(plan))
         trainer = build_trainer(script_args, model_args, plan)
-        trainer.train(resume_from_checkpoint=plan.checkpoint)
+        with logging_redirect_tqdm():  # else a warning is appended to the progress bar
+            trainer.train(resume_from_checkpoint=plan.checkpoint)
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
                 trainer.push_to_hub()  # saves first

@@ -211,8 +211,8 @@ def check_unchanged(checkpoint: Path, changed: Sequence[str]) -> None:
     """Refuse a checkpoint of another run. `changed` has a line for each thing that the two do not have in common."""
     if changed:
         raise CheckpointError(
-            f"{another_run(checkpoint, changed)}\nFor a new run, name another output_dir. To resume from it anyway, with"
-            " buffers that are of both settings, set resume_with_changes to true"
+            f"{another_run(checkpoint, changed)}\nFor a new run, name another output_dir. To resume from it anyway, so"
+            " that its buffers are of both settings, set resume_with_changes to true"
         )
 
 
@@ -265,7 +265,7 @@ OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "ad
 
 
 def without_effect(saved: Manifest, args: TrainingArguments) -> list[str]:
-    """Return one line for each setting of a run that its checkpoint overrides, because the optimizer comes from there."""
+    """Return one line for each setting of a run that has no effect, because the optimizer is the checkpoint's."""
     now = args.to_dict()
     pairs = {key: (saved["config"].get(key, now[key]), now[key]) for key in OF_OPTIMIZER}
     return [
