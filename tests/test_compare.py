@@ -197,7 +197,7 @@ def test_share_of_has_wilsons_interval(values):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Run `rankbuffer-compare` with arguments: what it printed, or the one line with which it ends."""
+    """Run `rankbuffer-compare` with arguments: what it printed, and the one line with which it ends."""
 
     def run(*arguments):
         NumberJudge.asked.clear()
@@ -205,7 +205,7 @@ def command(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code in (0, 1) or "\n" not in stop.value.code
-        return capsys.readouterr().out if stop.value.code == 0 else stop.value.code
+        return capsys.readouterr().out + (stop.value.code or "")
 
     return run
 
@@ -374,7 +374,8 @@ def test_main_samples_shows_asks_in_both_orders_and_continues(tiny_policy, data_
         others = "--models", f"before={tiny_policy}", f"other={tiny_policy}"
         assert "holds the comparison of before=" in command(*words, *others)
         (run / REPORT / "compare.json").write_text(json.dumps(found | {"dataset": "b.jsonl"}))
-        assert "on b.jsonl: name another file with --output" in command(*words, "--dry_run", "true")
+        refused = command(*words, "--dry_run", "true")
+        assert refused.index("[price] 6 duels") < refused.index("on b.jsonl: name another file with --output")
         for odd in ([1], None, {}, found | {"dataset": os.path.relpath(data_file)}):
             (run / REPORT / "compare.json").write_text(json.dumps(odd))
             assert "name another file" not in command(*words, "--dry_run", "true")

@@ -57,7 +57,6 @@ def compare(config: CompareConfig) -> int:
         if config.run_dir:  # another folder would have given other settings of judge and sampling
             place_of_store(Path(config.run_dir))
         result |= {"models": config.labelled_models(), "dataset": config.dataset_name}
-        check_same_comparison(config, result)
         prompts = policies.prompts_of(config, queries)
         duels = policies.longest(config, prompts)
         result["run"] = seen_in_training(config, queries, result["models"].values())
@@ -72,6 +71,8 @@ def compare(config: CompareConfig) -> int:
     most = f" of at most {config.max_new_tokens:,} tokens" if config.models else ""
     what = f"{len(duels.pairs):,} duels between answers{most}, each in both orders, by {config.named}"
     script.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
+    if config.models:
+        check_same_comparison(config, result)  # after the price, which a dry run is for
     if config.dry_run:  # the price is said, and nothing asked
         return 0
     if config.models:
