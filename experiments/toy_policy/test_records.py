@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from experiments.pages import tables_of
-from experiments.toy_policy.report import Interval, Result, by_method, compare_ours, mean_of
+from experiments.toy_policy.report import Interval, Result, by_method, compare, compare_ours, differences, mean_of
 
 
 def stored(run: dict) -> Result:
@@ -67,6 +67,31 @@ def test_the_page_has_our_rows_as_their_record_does():
         said = [(str(Interval.of(each.found.values)), each.found.verdict, f"{each.tokens:.2f}") for each in pair]
         assert cells == [*said[0], *said[1]]
     assert {of[pair].found.verdict for of in found for pair in of if pair[1] == "grpo"} == {"holds"}
+
+
+def test_the_page_has_the_debiased_runs_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    beyond = [json.loads(line) for line in page.with_name("beyond_rows.jsonl").read_text().splitlines()]
+    lines = [run | {"strength": 0, "second": ""} for run in beyond if run["noise"] == 0.09 and run["seed"] < 4]
+    lines += [json.loads(line) for line in page.with_name("debias_rows.jsonl").read_text().splitlines()]
+    runs: dict[tuple, list[Result]] = {}
+    for line in sorted(lines, key=lambda line: line["seed"]):
+        kind = tuple(line.pop(name) for name in ("strength", "second"))
+        runs.setdefault((line["method"], *kind), []).append(stored(line))
+    ((_, *rows),) = (each for each in tables_of(page) if "given back" in each[0])
+    gains: dict[str, list[list[float]]] = {"3": [], "1": []}
+    for method, worth, *cells in rows:
+        kinds = (int(worth), ""), (int(worth), "debias"), (0, ""), (0, "debias")
+        plain, debiased, none, both = (runs[method, *kind] for kind in kinds)
+        lost, given = differences(none, plain), differences(debiased, plain)
+        gains[worth].append(given)
+        means = [f"{mean_of(each, 'quality'):.1f}" for each in (plain, debiased, none, both)]
+        more = mean_of(debiased, "tokens") / mean_of(plain, "tokens") - 1
+        spans = [f"{each.mean:.1f} ± {each.half:.1f}" for each in map(Interval.of, (lost, given))]
+        assert cells == [*means, *spans, f"{more:.1%}".replace("%", " %")] and len(given) == 4
+    strong, weak = ([(each.verdict, f"{each.p:.3f}") for each in compare(gains[worth])] for worth in "31")
+    assert strong == [("holds", "0.011"), ("holds", "0.020"), ("holds", "0.027")]
+    assert weak == [("holds", "0.029"), ("open", "0.083"), ("holds", "0.029")]
 
 
 def test_the_page_has_the_runs_under_doubts_as_their_record_does():
