@@ -117,6 +117,27 @@ def test_the_page_has_the_runs_under_doubts_as_their_record_does():
         assert f"{mean:.1f} ± {half:.1f}" in page.read_text() and each.found.verdict == verdict
 
 
+def test_the_page_has_the_soft_pairs_and_ruler_as_their_records_do():
+    page = Path(__file__).with_name("README.md")
+    kinds: dict[str, list[Result]] = {}
+    for line in map(json.loads, page.with_name("pairs_rows.jsonl").read_text().splitlines()):
+        kinds.setdefault(line.pop("pairs"), []).append(stored(line))
+    ((_, *rows),) = (each for each in tables_of(page) if "the same, first set" in each[0])
+    first = next(iter(kinds.values()))
+    for runs, (_, _, quality, less, _, *cells) in zip(kinds.values(), rows, strict=True):
+        assert quality == str(Interval.of([run.quality for run in runs])) and len(runs) == 4
+        assert less == ("" if runs is first else str(Interval.of(differences(runs, first))))
+        assert cells == [f"{mean_of(runs, name):,.0f}" for name in ("calls", "tokens")]
+    tested = compare([differences(runs, first) for runs in list(kinds.values())[1:]])
+    assert [(each.verdict, f"{each.p:.3f}") for each in tested] == [("open", "0.147"), ("open", "0.057")]
+    lines = [json.loads(line) for line in page.with_name("ruler_rows.jsonl").read_text().splitlines()]
+    blunt, sharp = ([stored(line) for line in lines if line["noise"] == noise] for noise in (0.3, 0.09))
+    said = ["ruler", *(str(Interval.of([run.quality for run in runs])) for runs in (blunt, sharp))]
+    assert [*said, *(f"{mean_of(sharp, name):,.0f}" for name in ("calls", "tokens"))] in [
+        list(row) for each in tables_of(page) for row in each
+    ]
+
+
 def test_the_page_has_the_table_of_the_record_of_large_groups():
     page = Path(__file__).with_name("README.md")
     runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
