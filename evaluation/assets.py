@@ -56,6 +56,7 @@ class Assets:
             path.parent.name: read_yaml(path) | own.get(path.parent.name, {})
             for path in Path(__file__).parent.glob("*/assets.yaml")
         }
+        self.replaced = {*own} & {path.parent.name for path in Path(__file__).parent.glob("*/assets.yaml")}
         self._checked: dict[tuple[str, str], tuple[Path, str]] = {}  # so that each file is hashed once
 
     def path(self, benchmark: str, name: str) -> Path:

@@ -16,6 +16,8 @@ from .registry import BENCHMARKS, find_benchmark
 
 SAMPLED = ("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed")
 """Settings that all outputs in one folder share."""
+REHEARSAL = "_rehearsal"
+"""The folder of what the judge said of made-up outputs."""
 KEPT = (*SAMPLED, "judge_model", "judge_request", "wildbench_reward")
 """Settings that all results in one folder share."""
 
@@ -88,6 +90,8 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
                 f"engine_url serves one model, and models names {len(self.models)}: evaluate one at a time"
             )
         labels = self.labelled_models()
+        if REHEARSAL in labels:
+            raise SettingsError(f"models: {REHEARSAL} is the folder of the judge's rehearsal: take another label")
         if self.compare_with is not None and self.compare_with not in labels:
             raise SettingsError(
                 f"compare_with must be the label of a model ({', '.join(labels)}), got {self.compare_with!r}"
@@ -101,20 +105,24 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
         """Return the folder of one model and one benchmark."""
         return Path(self.output_dir) / label / benchmark
 
-    def claim_folder(self) -> None:
+    def claim_folder(self, judged: bool = False) -> None:
         """Reserve `output_dir` for these settings, so that results of different settings are never mixed.
+
+        Args:
+            judged (`bool`, *optional*, defaults to `False`):
+                Whether there are judgments. Until then the settings of the judge stay free.
 
         Raises:
             [`SettingsError`]: naming each setting that differs from those of the folder.
         """
         path = Path(self.output_dir) / "settings.json"
-        # Without a judge, its settings are still free.
+        held = read_json(path) if path.exists() else {}
         mine = {key: getattr(self, key) for key in (SAMPLED if self.generate_only else KEPT)}
-        theirs = mine | (read_json(path) if path.exists() else {})  # which lacks the judge until there are judgments
+        theirs = mine | held
         if differ := [
             f"{key}: {theirs[key]!r} there, {value!r} here" for key, value in mine.items() if theirs[key] != value
         ]:
             raise SettingsError(
                 f"{self.output_dir} holds results of other settings ({'; '.join(differ)}). Choose another output_dir"
             )
-        write_json(path, theirs)
+        write_json(path, theirs if judged else {key: theirs[key] for key in theirs if key in {*SAMPLED, *held}})

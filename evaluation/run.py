@@ -18,20 +18,19 @@ from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.paper import paper_rows
 from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_store
 
 from .asking import need_judge
 from .assets import AssetError, Assets
-from .benchmark import Benchmark
-from .config import EvaluationConfig
+from .benchmark import Benchmark, OutputError
+from .config import REHEARSAL, EvaluationConfig
 from .files import write_json, write_text
 from .generate import generate, missing_outputs
 from .registry import find_benchmark
 from .results import EvaluationReport, ModelResult
 
 MADE_UP = "I am not sure."
-REHEARSAL = "_rehearsal"
-"""The folder of what the judge said of made-up outputs."""
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
@@ -62,15 +61,23 @@ def rehearse(config: EvaluationConfig, names: Collection[str], assets: Assets) -
     """Let the judge judge made-up outputs of two prompts, so that one that cannot do it costs no sampling.
 
     Raises:
-        [`JudgeError`]: if more than half of the judgments of a benchmark fail.
+        [`JudgeError`]: if more than half of the judgments of a benchmark fail, or more than the settings allow.
     """
     paths = [path for path in config.benchmarks if find_benchmark(path).name in names]
-    few = replace(config, benchmarks=paths, limit=min(config.limit or 2, 2), judge_max_failures=0.5)
+    limit = max(0.5, config.judge_max_failures)  # of few judgments one may fail
+    few = replace(config, benchmarks=paths, limit=2, judge_max_failures=limit)
     label = next(iter(config.labelled_models()))
     for name, benchmark in load_benchmarks(few, assets).items():
         folder = Path(config.output_dir, REHEARSAL, name)
-        benchmark.write_outputs(folder, label, {prompt.id: MADE_UP for prompt in benchmark.prompts()})
-        benchmark.judge(folder, label, few)
+        try:
+            benchmark.write_outputs(folder, label, {prompt.id: MADE_UP for prompt in benchmark.prompts()})
+            benchmark.judge(folder, label, few)
+        except OutputError:  # a benchmark of one's own may want outputs of another form
+            continue
+        except JudgeError as error:
+            raise JudgeError(
+                f"{error} (made-up outputs were judged, before anything is sampled)", error.passing
+            ) from None
 
 
 def policy_of(model: str) -> dict[str, Any]:
@@ -117,6 +124,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
         for name, benchmark in benchmarks.items():
             folder = config.folder(label, name)
             cost = benchmark.judge(folder, label, config)
+            config.claim_folder(judged=True)
             scores = benchmark.scores(folder, label)
             results.setdefault(label, {})[name] = ModelResult(scores, cost, config.endpoint.price(cost))
     titles = {name: benchmark.title for name, benchmark in benchmarks.items()}
@@ -127,7 +135,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
         config.limit,
         config.paper_rows,
         config.compare_with,
-        config.assets_manifest,
+        config.assets_manifest if assets.replaced & benchmarks.keys() else None,
     )
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}

@@ -167,7 +167,7 @@ def main(config: ResponsesConfig) -> int:
         queries = len(todo) if config.audit_queries is None else min(config.audit_queries, len(rows))
         samples = queries * config.responses
         asked = "no question" if config.audit_queries is not None else f"{queries:,} to {samples:,} questions"
-        print(f"dry run: the sampler would write {samples:,} responses to {queries:,} queries; the judge gets {asked}")
+        print(f"dry run: at most {samples:,} responses to {queries:,} queries are sampled; the judge gets {asked}")
         return 0
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)

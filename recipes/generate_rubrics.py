@@ -96,7 +96,9 @@ def main(config: RubricsConfig) -> int:
     kept = set(drawn[: config.keep_apart])
     todo = [row for row in rows if not row.get("rubrics")]
     if config.dry_run:
-        print(f"dry run: rubrics for {len(todo):,} of {len(rows):,} queries, {config.keep_apart:,} prompts kept apart")
+        asked = "no request" if config.generic else f"at most {len(todo):,} requests"
+        what = f"rubrics for {len(todo):,} of {len(rows):,} queries, {config.keep_apart:,} prompts kept apart"
+        print(f"dry run: {what}, {asked}")
         return 0
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}

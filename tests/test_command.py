@@ -421,6 +421,7 @@ def test_a_warning_of_a_training_begins_its_own_line(tmp_path, quickstart, capsy
 
     build_trainer = command.build_trainer
     monkeypatch.setattr(command, "build_trainer", build)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
     quickstart("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no")
     err = capsys.readouterr().err
     assert "%|" in err and re.search(r"[\r\n]the judge is down\n", err)

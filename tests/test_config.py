@@ -260,7 +260,7 @@ def test_reward_method_is_what_the_arguments_say():
     shown = {"max_completion_length": 1024}
     for tokens, own, most in ((18_128, {}, 13), (18_127, {}, 12), (900, {}, 4), (18_128, {"max_anchors": 5}, 5)):
         assert make(judge_context=tokens, method_args=own, **shown).reward_method().max_anchors == most
-    assert make(judge_context=18_128, judge_guard=False, **shown).reward_method().max_anchors == 14, "no marks"
+    assert make(judge_context=18_128, judge_guard=False, **shown).reward_method().max_anchors == 13, "as with it"
     assert make(judge_context=9000, method_args={"anchor_content": False}).reward_method().max_anchors is None, (
         "hidden"
     )

@@ -1,6 +1,7 @@
 """AlpacaEval 2 over a real server: its questions, preferences and metrics are those of the official library."""
 
 import json
+from dataclasses import replace
 
 import pandas
 import pytest
@@ -47,8 +48,8 @@ def test_judge_stops_before_anything_is_sampled_if_no_token_can_be_read(settings
             evaluate(config)
         assert server.asked == {"judge": 2}
         server.with_logprobs = False
-        with pytest.raises(JudgeError, match="returns no logprobs"):
-            evaluate(config)
+        with pytest.raises(JudgeError, match="returns no logprobs"):  # the first judge has not taken the folder
+            evaluate(replace(config, judge_request={"top_k": 1}))
     assert server.asked == {"judge": 4}
 
 

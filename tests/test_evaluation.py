@@ -433,7 +433,7 @@ def test_evaluate_refuses_what_is_wrong_before_it_asks_anything(settings, tiny_p
         write_outputs(settings(url, output_dir=config.output_dir + "2"), "alpaca_eval", **{"3": "<think>hm</think> x"})
         with pytest.raises(OutputError, match="hold <think> blocks"):
             evaluate(settings(url, output_dir=config.output_dir + "2", benchmarks=["alpaca_eval"]))
-    assert server.asked.total() == asked == 1 + 2 * 5 and not list(tmp_path.rglob("other/responses.jsonl"))
+    assert server.asked.total() == asked == 1 + 3 * 5 and not list(tmp_path.rglob("other/responses.jsonl"))
 
 
 def test_evaluate_refuses_too_small_a_context_before_anything_is_judged(settings):
@@ -561,8 +561,12 @@ def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(set
     others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
     others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
     settings(NOWHERE, generate_only=True, judge_url=None, judge_model=None).claim_folder()
-    settings(NOWHERE).claim_folder()  # outputs alone take the folder for no judge
+    for judge in ("judge", "other"):  # outputs alone take the folder for no judge
+        settings(NOWHERE, judge_model=judge).claim_folder()
+    settings(NOWHERE).claim_folder(judged=True)
     settings(NOWHERE, generate_only=True, judge_model="other").claim_folder()
+    with pytest.raises(SettingsError, match="_rehearsal is the folder of the judge's rehearsal"):
+        settings(NOWHERE, models=["_rehearsal=m"])
     for key, value in others.items():
         with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
             settings(NOWHERE, **{key: value}).claim_folder()

@@ -129,9 +129,11 @@ def test_the_rollout_server_takes_copies_of_the_policy_that_divide_its_gpus(tmp_
 
 def test_the_data_role_hands_each_option_to_the_programs_that_know_it(tmp_path, monkeypatch):
     words = ["--judge_guard", "false", "--judge_concurrency", "1", "--max_tokens", "9", "--keep_apart", "2"]
+    words += ["--dataset_config", "de", "--max_tokens=9"]
     done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", *words, there={9001: JUDGE}, JUDGE_URL=AWAY)
     *checks, responses, rubrics = done.of("python")
     assert [call.argv[-1] for call in checks] == ["--dry_run"] * 2 and checks[1].value("--dataset_name") == "in"
+    assert checks[1].value("--dataset_config") == "de" and "de" not in rubrics.argv, "which reads a file"
     assert [call.name for call in done.calls][:3] == ["python", "python", "hf"], "the policy is loaded after both"
     known = []
     for kind, call in (ResponsesConfig, responses), (RubricsConfig, rubrics):
@@ -165,9 +167,11 @@ def test_a_dry_run_of_a_script_starts_nothing(tmp_path):
     node, train, slurm = ["one_node.sh"], ["two_nodes.sh", "train"], ["slurm.sh"]
     for words in (node, [*node, "estimate"], [*node, "data", "in", "out.jsonl"], ["single_gpu_lora.sh"], train, slurm):
         environment = HOSTS if words is train else SLURM if words is slurm else {}
-        done = launch(tmp_path, *words, "--dry_run", **environment)
+        done = launch(tmp_path, *words, "--dry_run", without=("vllm", "curl", "hf", "accelerate"), **environment)
         assert done.status == 0 and {call.name for call in done.calls} <= {"python", "scontrol", "srun"}, done.output
         assert "--dry_run" in done.of("python")[-1].argv
+    done = launch(tmp_path, *node, *SEED, "--dry_run=false", ROLLOUT_COPIES="")
+    assert done.of("accelerate"), "it trains"
 
 
 def test_one_node_trains_and_samples_on_all_gpus_if_the_judge_is_elsewhere(tmp_path):
@@ -460,7 +464,7 @@ SOON, BELOW = HOSTS | {"START_SECONDS": "1"}, {"cwd": ROOT / "recipes"}
             ["one_node.sh", "--preflight_only"],
             {},
             {},
-            "for a preflight, run recipes/launch/one_node.sh estimate",
+            "for a preflight, take the role estimate",
             None,
         ),
         (["one_node.sh"], {"ROLLOUT_GPUS": "4-5"}, {}, "'4-5' is no GPU: write numbers", None),

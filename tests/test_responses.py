@@ -66,7 +66,7 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     sampler, judge = Model(numbered), Model(by_number)
     for more, said in (({}, "the judge gets 3 to 21 questions"), ({"audit_queries": 9}, "gets no question")):
         assert generate(own_queries(tmp_path, 3), tmp_path, sampler, judge, dry_run=True, **more) == 0
-        assert "write 21 responses to 3 queries" in (line := capsys.readouterr().out) and said in line
+        assert "at most 21 responses to 3 queries" in (line := capsys.readouterr().out) and said in line
     assert not sampler.bodies and not judge.bodies and not (tmp_path / "out.jsonl").exists()
     assert generate(own_queries(tmp_path, 3), tmp_path, sampler, judge, sampler_request={"top_k": 20}) == 0
     rows, step = made(tmp_path)

@@ -16,13 +16,15 @@ in `output_dir`.
 """
 
 import json
+import logging
 import os
 import re
 import runpy
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,7 +32,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
-from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm import tqdm
 from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
@@ -251,13 +253,14 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
             report_line,
         ]
     table, args = Path(folder, "buffers.parquet"), trainer.args
-    judge = f" {shlex.join(judge_words)}" if (judge_words := judge_options(args)) else ""
+    judge_words = judge_options(args, "judge_api_key_env", "judge_request")
+    judge = f" {shlex.join(judge_words)}" if judge_words else ""
     return [
         f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
         report_line,
         f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
         "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"
-        f" evaluation/paper.yaml --output_dir {quoted}/evaluation{judge} --models {model}",
+        f" evaluation/paper.yaml --output_dir {quoted}/_evaluation{judge} --models {model}",
     ]
 
 
@@ -283,9 +286,16 @@ def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> st
     return shlex.join([*command, *judge_options(args)])
 
 
-def judge_options(args: RankBufferConfig) -> list[str]:
-    """Return the options that name the judge of a run. One that is embedded has none."""
-    return ["--judge_url", *args.judge_url, "--judge_model", str(args.judge_model)] if args.judge_url else []
+def judge_options(args: RankBufferConfig, *more: str) -> list[str]:
+    """Return the options that name the judge of a run, and `more` that are set. One that is embedded has none."""
+    if not args.judge_url:
+        return []
+    words = ["--judge_url", *args.judge_url, "--judge_model", str(args.judge_model)]
+    defaults = RankBufferConfig.__dataclass_fields__
+    for key in more:
+        if (value := getattr(args, key)) != defaults[key].default:
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+    return words
 
 
 def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
@@ -322,7 +332,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         if plan.done < plan.batches.steps:  # else only the end is left to do
             on_main_process(lambda: report(plan))
         trainer = build_trainer(script_args, model_args, plan)
-        with logging_redirect_tqdm():  # else a warning is appended to the progress bar
+        with beside_the_bar():
             trainer.train(resume_from_checkpoint=plan.checkpoint)
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
@@ -337,6 +347,24 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     finally:
         if trainer:
             trainer.close()
+
+
+class BesideTheBar(logging.Handler):
+    """Write a line of a log where no progress bar stands."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it."""
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+@contextmanager
+def beside_the_bar() -> Iterator[None]:
+    """Let warnings begin their own line, which the last resort of `logging` appends to the progress bar."""
+    before, logging.lastResort = logging.lastResort, BesideTheBar(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
 
 
 def launched_for_more() -> bool:

@@ -482,8 +482,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         method = load_method(self.method, parse_object("method_args", self.method_args) or {}, self.seed)
         if self.judge_context is None or not isinstance(method, RankBuffer):
             return method
-        marks = self.max_completion_length / TOKENS_PER_MARK if self.judge_guard else 0
-        shown = (self.judge_context - QUESTION_TOKENS) / (self.max_completion_length + marks)
+        # With the guard's marks, on or off: what they would take is left for the verdict.
+        shown = (self.judge_context - QUESTION_TOKENS) / (self.max_completion_length * (1 + 1 / TOKENS_PER_MARK))
         return method.with_room_for(int(shown) - 1)  # the rollout that is inserted is shown, too
 
 

@@ -65,9 +65,10 @@ for name in JUDGE_CONTEXT PORT RETRIES RETRY_SECONDS ROLLOUT_COPIES START_SECOND
 done
 ((PORT && PORT < 65535)) || die "PORT=$PORT leaves no port for the judge, which takes the next one: set 1 to 65534"
 
-# need COMMAND...: stop the script if a command is missing, before anything is started.
+# need COMMAND...: stop the script if a command is missing, before anything is started. A plan needs none.
 need() {
     local command
+    [[ -z $PLAN_ONLY ]] || return 0
     for command; do
         command -v "$command" >/dev/null || die "the command $command is not on PATH: install it first"
     done
@@ -124,10 +125,20 @@ refuse_options() {
         case ${argument%%=*} in
         --judge[_-]url | --judge[_-]model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
         --model[_-]name[_-]or[_-]path) die "set POLICY=... instead of ${argument%%=*}" ;;
-        --preflight[_-]only) die "for a preflight, run recipes/launch/one_node.sh estimate, which starts a judge if there is none" ;;
-        --dry[_-]run) PLAN_ONLY=yes ;;
         esac
     done
+    if asks_for dry_run "$@"; then PLAN_ONLY=yes; fi
+    if asks_for preflight_only "$@" && [[ ${ROLE:-} != estimate ]]; then
+        die "for a preflight, take the role estimate, which starts a judge if there is none: $0 estimate"
+    fi
+}
+
+# asks_for OPTION ARGUMENT...: tell whether the arguments have an option that is on or off, and have it on.
+asks_for() {
+    local option="[ ]--${1//_/[_-]}" words
+    shift
+    words=" $* "
+    [[ $words =~ ${option}[=\ ] && ! $words =~ ${option}[=\ ]([Ff]alse|0|no)\  ]]
 }
 
 # show_plan PROCESSES ARGUMENT...: print the plan of a training, and refuse settings that cannot work before any weights are
@@ -139,9 +150,10 @@ show_plan() {
 
 # no_rollout_server: stop the script if a variable is set that is about a rollout server, because it starts none.
 no_rollout_server() {
-    local name
-    for name in ROLLOUT_GPUS ROLLOUT_COPIES ROLLOUT_SERVER; do
-        [[ -z $(printenv "$name") ]] || die "this starts no rollout server: unset $name"
+    local default value
+    for default in ROLLOUT_GPUS= ROLLOUT_COPIES=1 ROLLOUT_SERVER=vllm; do
+        value=$(printenv "${default%=*}" || true)
+        [[ -z $value || $value == "${default#*=}" ]] || die "this starts no rollout server: unset ${default%=*}"
     done
 }
 
@@ -290,6 +302,7 @@ provide_judge() {
 
 # serve_judge GPUS: the role `judge`. Serve the judge until this script is ended.
 serve_judge() {
+    [[ -z $PLAN_ONLY ]] || die "a judge has no plan: leave out --dry_run"
     [[ -n $STARTS_JUDGE ]] || die "JUDGE_URL=$JUDGE_URL names a judge already: unset it to serve one here"
     need curl hf
     provide_judge "$1"
@@ -305,12 +318,14 @@ serve_until_ended() {
 }
 
 # split_options OPTION...: sort the options of the role `data` into RESPONSES, for generate_responses.py, and RUBRICS, for
-# generate_rubrics.py. Those of the judge's server are for both.
+# generate_rubrics.py. Those of the judge's server are for both. SOURCE gets those that say which prompts of a data set.
 split_options() {
-    local word responses='' rubrics=''
-    RESPONSES=() RUBRICS=()
+    local word responses='' rubrics='' source=''
+    RESPONSES=() RUBRICS=() SOURCE=()
     for word; do
+        [[ $word != --* ]] || source=''
         case ${word%%=*} in
+        --dataset[_-]config | --dataset[_-]train[_-]split) responses=yes rubrics='' source=yes ;;
         --judge[_-]guard | --judge[_-]decoding | --judge[_-]free[_-]tokens | --judge[_-]samples) responses=yes rubrics='' ;;
         --judge[_-]*) responses=yes rubrics=yes ;;
         --generic | --keep[_-]apart) responses='' rubrics=yes ;;
@@ -318,6 +333,7 @@ split_options() {
         esac
         [[ -z $responses ]] || RESPONSES+=("$word")
         [[ -z $rubrics ]] || RUBRICS+=("$word")
+        [[ -z $source ]] || SOURCE+=("$word")
     done
 }
 
@@ -344,7 +360,7 @@ make_data() {
     need curl hf rankbuffer-data
     # The dry runs refuse options and prompts that cannot work before any weights are loaded.
     "${sample[@]}" --dry_run
-    "${write[@]}" "$prompts" --dry_run
+    "${write[@]}" "$prompts" "${SOURCE[@]}" --dry_run
     [[ -z $PLAN_ONLY ]] || exit 0
     if [[ -z ${SAMPLER_URL:-} ]]; then
         need vllm

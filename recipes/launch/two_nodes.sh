@@ -43,13 +43,14 @@ esac
 shift
 : "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
 check_address SERVE_HOST "$SERVE_HOST"
-need curl hf
 refuse_options "$@"
+need curl hf
 judge_command "$SERVE_HOST" --tensor-parallel-size 4
 [[ -n $STARTS_JUDGE ]] || check_judge_addresses
 ROLLOUT_URL=http://$SERVE_HOST:$PORT
 
 if [[ $ROLE == serve ]]; then
+    [[ -z $PLAN_ONLY ]] || die "the servers have no plan: leave out --dry_run"
     need vllm
     GPUS=("0,1,2,3,4,5,6,7")
     [[ -z $STARTS_JUDGE ]] || GPUS=("0,1,2,3" "4,5,6,7")
