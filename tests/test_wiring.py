@@ -273,6 +273,18 @@ def generic_rubrics(at) -> dict:
     return rows | {"generic": To(True, GENERIC_RUBRICS[0].text)}
 
 
+@starts("recipes/generate_rubrics.py", RubricsConfig)
+def rubrics_of_a_dry_run(at) -> dict:
+    rows = data(at, "ranked") | base(output_file=str(at.out / "a.jsonl"), generic=True)
+    return rows | {"dry_run": To(True, "dry run: rubrics for 3 of 3")}
+
+
+@starts("recipes/generate_responses.py", ResponsesConfig)
+def responses_of_a_dry_run(at) -> dict:
+    rows = base(output_file=str(at.out / "a.jsonl"), sampler_url=at.ends.url, sampler_model="sampler")
+    return rows | data(at, "bare") | {"dry_run": To(True, "dry run: at most 21 responses")}
+
+
 @starts("recipes/generate_responses.py", ResponsesConfig)
 def responses(at) -> dict:
     answer = at.ends.answer
@@ -361,7 +373,7 @@ def evaluation_by_a_server(at) -> dict:
         "engine_model": To("sampler", '"model": "sampler"'),
         "engine_concurrency": To(31, lambda ends: ends.among("settings", '"concurrency": 31')),
         "wildbench_reward": To(True, "choice"),
-        "paper_rows": To(["ArenaRL"], "paper: ArenaRL"),
+        "paper_rows": To(["ArenaRL"], {"paper": ["ArenaRL"]}),
     }  # fmt: skip
 
 
