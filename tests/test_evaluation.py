@@ -99,6 +99,7 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     assert metrics["hard_prompt"]["value"] == results["arena_hard"].scores.metrics()["hard_prompt"].value
     assert found["assets"]["arena_hard"].keys() >= {"questions", "judge_settings", "o3-mini-2025-01-31"}
     assert not found["meaningless"]
+    assert json.loads((done.out / "settings.json").read_text())["judge_model"] == "judge", "the folder is its own now"
     text = (done.out / "results.md").read_text()
     average = sum(each.headline.value for each in results.values()) / 4
     assert found["averages"] == {"mine": pytest.approx(average)}
@@ -301,7 +302,8 @@ def test_main_goes_on_where_it_was_killed(values, tmp_path):
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)
         report = evaluate(EvaluationConfig(**changes))
-    needed = 3 * ROWS + (2 + 1 + 5) * ROWS
+    rehearsal = 2 * 2 * 2 + 2 + 2 * 5
+    needed = rehearsal + 3 * ROWS + (2 + 1 + 5) * ROWS
     assert killed and needed <= server.asked.total() <= needed + 2, "what was in flight is asked again, nothing else"
     assert sum(result.cost.calls for result in report.results["mine"].values()) == 8 * ROWS
 
@@ -357,7 +359,21 @@ def test_benchmarks_of_ones_own_load_by_their_paths(values, assets, monkeypatch,
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert found["models"]["mine"].keys() == found["assets"].keys() == {"house"} and len(found["assets"]["house"]) == 2
     assert server.asked == {"model": ROWS, "judge": 5 * (ROWS + 2)} and "paper:" not in report.markdown()
-    assert "House style: Overall" in report.markdown()
+    assert "House style: Overall" in report.markdown() and "replace official ones" not in report.markdown()
+
+
+def test_a_benchmark_that_takes_no_made_up_outputs_is_judged_without_a_rehearsal(settings, monkeypatch):
+    def judge(self, folder, *arguments):
+        if "_rehearsal" in folder.parts:
+            raise OutputError("the outputs must be sonnets")
+        return judges(self, folder, *arguments)
+
+    judges = BENCHMARKS["writingbench"].judge
+    monkeypatch.setattr(BENCHMARKS["writingbench"], "judge", judge)
+    server = Loopback()
+    with served(server.app) as url:
+        evaluate(settings(url, benchmarks=["writingbench"]))
+    assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
 
 
 def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monkeypatch, tmp_path, capsys):

@@ -63,8 +63,10 @@ def test_a_benchmark_runs_to_its_end(settings, random_judge, name):
     assert 0 <= weighted_mean(scores.rows[scores.headline]) <= 100 or name == "wildbench"
     dropped = {what: count for what, count in scores.counts.items() if count and ("drop" in what or "NaN" in what)}
     assert dropped == {}
-    generated = json.loads((Path(settings(name).output_dir) / "mine" / name / "generation.json").read_text())
-    assert added.stopped + added.cut_off == generated["responses"] + result.cost.calls
+    out = Path(settings(name).output_dir)
+    generated = json.loads((out / "mine" / name / "generation.json").read_text())
+    rehearsed = len((out / "_rehearsal" / name / "judge.jsonl").read_text().splitlines())
+    assert added.stopped + added.cut_off == rehearsed + generated["responses"] + result.cost.calls
     assert result.cost.prompt_tokens > 0
 
 
