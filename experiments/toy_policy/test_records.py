@@ -5,7 +5,16 @@ from pathlib import Path
 from statistics import fmean
 
 from experiments.pages import tables_of
-from experiments.toy_policy.report import Interval, Result, by_method, compare, compare_ours, differences, mean_of
+from experiments.toy_policy.report import (
+    Interval,
+    Result,
+    by_method,
+    compare,
+    compare_ours,
+    differences,
+    judge_claims,
+    mean_of,
+)
 
 
 def stored(run: dict) -> Result:
@@ -115,6 +124,31 @@ def test_the_page_has_the_runs_under_doubts_as_their_record_does():
         each = found[ours, other]
         mean, half = Interval.of(each.found.values).mean, Interval.of(each.found.values).half
         assert f"{mean:.1f} ± {half:.1f}" in page.read_text() and each.found.verdict == verdict
+
+
+def test_the_page_has_the_runs_with_weak_references_as_their_record_does():
+    page = Path(__file__).with_name("README.md")
+    lines = page.with_name("weak_reference_rows.jsonl").read_text().splitlines()
+    runs = [stored(json.loads(line)) for line in lines]
+    methods = by_method(runs)
+    ((_, *rows),) = (each for each in tables_of(page) if "quality, repeated" in each[0])
+    assert [row[0] for row in rows] == [*methods] and all(len(of) == 7 for of in methods.values())
+    for method, quality, *counts, above in rows:
+        of = methods[method]
+        shares = [fmean(epoch) for epoch in zip(*(run.saturated for run in of), strict=True)]
+        assert quality == str(Interval.of([run.quality for run in of]))
+        assert counts == [f"{mean_of(of, name):,.0f}" for name in ("calls", "tokens")]
+        assert above == " ".join(f"{share:.0%}" for share in shares)
+    claims = {what: each for claim in judge_claims(runs, 49.65320439) for what, each in claim.comparisons.items()}
+    settled = {what: each.verdict for what, each in claims.items() if each.verdict != "open"}
+    tokens = "0.5 - token ratio to tournament_grpo"
+    assert settled == {"rankbuffer - grpo": "holds", tokens: "does not hold", "rankbuffer - coarse_only": "holds"}
+    coarse, six = claims["rankbuffer - coarse_only"], [run for run in runs if run.seed < 6]
+    (early,) = (each for each in judge_claims(six, 49.65320439) if each.claim == "coarse-only below")
+    p = [f"(p {each.p:.3f})" for each in (coarse, *early.comparisons.values())]
+    assert p == ["(p 0.038)", "(p 0.067)"] and all(each in page.read_text() for each in p)
+    better = [fmean(run.better[place] for run in runs) for place in (0, -1)]
+    assert [f"{share:.0%}" for share in better] == ["45%", "93%"]
 
 
 def test_the_page_has_the_soft_pairs_and_ruler_as_their_records_do():
