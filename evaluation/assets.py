@@ -51,12 +51,12 @@ class Assets:
             decode(own, dict[str, dict[str, Entry]])
         except ValueError as error:
             raise AssetError(f"the list of official files {manifest} is wrong: {error}") from None
+        packaged = {path.parent.name: read_yaml(path) for path in Path(__file__).parent.glob("*/assets.yaml")}
         # A benchmark of another package has its entries in `own` alone.
         self.manifest: dict[str, dict[str, dict]] = own | {
-            path.parent.name: read_yaml(path) | own.get(path.parent.name, {})
-            for path in Path(__file__).parent.glob("*/assets.yaml")
+            name: entries | own.get(name, {}) for name, entries in packaged.items()
         }
-        self.replaced = {*own} & {path.parent.name for path in Path(__file__).parent.glob("*/assets.yaml")}
+        self.replaced = own.keys() & packaged.keys()
         self._checked: dict[tuple[str, str], tuple[Path, str]] = {}  # so that each file is hashed once
 
     def path(self, benchmark: str, name: str) -> Path:

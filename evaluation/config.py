@@ -125,4 +125,4 @@ class EvaluationConfig(SamplingConfig, FailureLimit):
             raise SettingsError(
                 f"{self.output_dir} holds results of other settings ({'; '.join(differ)}). Choose another output_dir"
             )
-        write_json(path, theirs if judged else {key: theirs[key] for key in theirs if key in {*SAMPLED, *held}})
+        write_json(path, {key: theirs[key] for key in (theirs if judged else (*SAMPLED, *held))})

@@ -133,10 +133,10 @@ class EvaluationReport:
         for label, mean in self.averages().items():
             cells = (format_interval(result.headline) for result in self.results[label].values())
             rows.append((label, *cells, "-" if mean is None else f"{mean:.2f}"))
-        shared = {*PAPER_BENCHMARKS} & self.titles.keys()
+        # The paper's mean is one of all four.
+        whole = "average" if {*PAPER_BENCHMARKS} <= self.titles.keys() else None
         for row in self._paper_rows():
             numbers = paper_rows()[row]
-            whole = "average" if len(shared) == len(PAPER_BENCHMARKS) else None  # the paper's mean is one of all four
             cells = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
             rows.append((f"paper: {row}", *cells))
         heads = next(iter(self.results.values())).items()
@@ -144,8 +144,9 @@ class EvaluationReport:
 
     def _paper_rows(self) -> Sequence[str]:
         """Return the rows to show, none beside numbers that the paper has not or that mean nothing."""
-        comparable = self.limit is None and {*PAPER_BENCHMARKS} & self.titles.keys()
-        return self.paper if comparable else ()
+        if self.limit is not None or self.titles.keys().isdisjoint(PAPER_BENCHMARKS):
+            return ()
+        return self.paper
 
     def _metrics(self) -> str:
         rows = []

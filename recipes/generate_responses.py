@@ -164,9 +164,10 @@ def main(config: ResponsesConfig) -> int:
     try_write(path, rows)  # before answers for these rows are paid for
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
     if config.dry_run:
-        queries = len(todo) if config.audit_queries is None else min(config.audit_queries, len(rows))
+        audited = config.audit_queries
+        queries = len(todo) if audited is None else min(audited, len(rows))
         samples = queries * config.responses
-        asked = "no question" if config.audit_queries is not None else f"{queries:,} to {samples:,} questions"
+        asked = f"{queries:,} to {samples:,} questions" if audited is None else "no question"
         print(f"dry run: at most {samples:,} responses to {queries:,} queries are sampled; the judge gets {asked}")
         return 0
     if config.audit_queries is not None:

@@ -1,6 +1,7 @@
 """The tables of the toy policy's page, each made again from the record of its runs."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 
@@ -16,27 +17,40 @@ from experiments.toy_policy.report import (
     mean_of,
 )
 
+PAGE = Path(__file__).with_name("README.md")
+START = 49.65320439  # the quality before training
+KNOWN = {each.name for each in fields(Result)}
+
+
+def record(name: str) -> list[dict]:
+    """Return the lines of a record."""
+    return [json.loads(line) for line in PAGE.with_name(f"{name}.jsonl").read_text().splitlines()]
+
 
 def stored(run: dict) -> Result:
-    """Read a line of a record, which has no numbers by step."""
-    return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key != "noise"}})
+    """Read a line of a record, which has no numbers by step, and may say how the run differed from others."""
+    return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key in KNOWN}})
+
+
+def table(*heads: str) -> list:
+    """Return the head and the rows of the one table of the page whose head has these cells."""
+    (found,) = (each for each in tables_of(PAGE) if {*heads} <= {*each[0]})
+    return found
 
 
 def test_the_page_has_the_groups_of_the_record():
-    page = Path(__file__).with_name("README.md")
-    sampled, different = map(json.loads, page.with_name("groups.jsonl").read_text().splitlines())
-    (rows,) = (rows for head, *rows in tables_of(page) if "error 0.09, repeats" in head)
+    sampled, different = record("groups")
+    _, *rows = table("error 0.09, repeats")
     assert [method for method, *_ in rows] == [*sampled["methods"]]
     for method, *cells in rows:
         found = zip(sampled["methods"][method][::2], different["methods"][method][1::2], strict=True)
         assert cells == [f"{tau:.2f} / {cosine:.2f}" for pair in found for tau, cosine in pair]
-    assert f"{sampled['repeated']:.0%} of the rollouts".replace("%", " %") in page.read_text()
+    assert f"{sampled['repeated']:.0%} of the rollouts".replace("%", " %") in PAGE.read_text()
 
 
 def test_the_page_has_the_untrained_runs_of_the_record():
-    page = Path(__file__).with_name("README.md")
-    biased, plain = (json.loads(line)["rows"] for line in page.with_name("untrained.jsonl").read_text().splitlines())
-    (rows,) = (rows for head, *rows in tables_of(page) if "the reference judge alone" in head)
+    biased, plain = (line["rows"] for line in record("untrained"))
+    _, *rows = table("the reference judge alone")
     for (method, *cells), weak, none in zip(rows, biased, plain, strict=True):
         found = [weak["judge"]], weak["repaired"], [weak["reader"]], [none["judge"]], none["repaired"]
         assert method == weak["method"] == none["method"]
@@ -44,9 +58,8 @@ def test_the_page_has_the_untrained_runs_of_the_record():
 
 
 def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
-    page = Path(__file__).with_name("README.md")
-    runs = [json.loads(line) for line in page.with_name("paper_rows.jsonl").read_text().splitlines()]
-    ((_, *rows),) = (each for each in tables_of(page) if {"anchors", "calls, equal questions once"} <= {*each[0]})
+    runs = record("paper_rows")
+    _, *rows = table("anchors", "calls, equal questions once")
     assert {row[0] for row in rows} == {run["method"] for run in runs} and len(runs) == 115
     for method, said, _, _, *cells in rows:
         found = [run for run in runs if run["method"] == method]
@@ -57,18 +70,17 @@ def test_the_page_has_the_rows_of_the_paper_as_their_record_does():
 
 
 def test_the_page_has_our_rows_as_their_record_does():
-    page = Path(__file__).with_name("README.md")
-    runs = [json.loads(line) for line in page.with_name("beyond_rows.jsonl").read_text().splitlines()]
+    runs = record("beyond_rows")
     sets = [[stored(run) for run in runs if run["noise"] == noise] for noise in (0.3, 0.09)]
     blunt, sharp = map(by_method, sets)
     assert all(len(of) == 8 for rows in (blunt, sharp) for of in rows.values())
-    heads = {"quality, error 0.3", "calls, equal questions once"}
-    ((_, *rows),) = (each for each in tables_of(page) if heads <= {*each[0]})
+    _, *rows = table("quality, error 0.3", "calls, equal questions once")
     assert {row[0] for row in rows} == {*blunt} == {*sharp}
     for method, *qualities, _, _, calls, tokens in rows:
         assert qualities == [str(Interval.of([run.quality for run in of[method]])) for of in (blunt, sharp)]
         assert [calls, tokens] == [f"{mean_of(sharp[method], name):,.0f}" for name in ("calls", "tokens")]
-    ((_, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("ours", "less"))
+    head, *rows = table("ours", "less")
+    assert head[:2] == ("ours", "less")
     found = [{(each.ours, each.other): each for each in compare_ours(of)} for of in sets]
     assert {tuple(row[:2]) for row in rows} == {pair for pair in found[0] if pair[1] != "grpo"}
     for ours, other, *cells in rows:
@@ -79,15 +91,14 @@ def test_the_page_has_our_rows_as_their_record_does():
 
 
 def test_the_page_has_the_debiased_runs_as_their_record_does():
-    page = Path(__file__).with_name("README.md")
-    beyond = [json.loads(line) for line in page.with_name("beyond_rows.jsonl").read_text().splitlines()]
+    beyond = record("beyond_rows")
     lines = [run | {"strength": 0, "second": ""} for run in beyond if run["noise"] == 0.09 and run["seed"] < 4]
-    lines += [json.loads(line) for line in page.with_name("debias_rows.jsonl").read_text().splitlines()]
+    lines += record("debias_rows")
     runs: dict[tuple, list[Result]] = {}
     for line in sorted(lines, key=lambda line: line["seed"]):
-        kind = tuple(line.pop(name) for name in ("strength", "second"))
+        kind = tuple(line[name] for name in ("strength", "second"))
         runs.setdefault((line["method"], *kind), []).append(stored(line))
-    ((_, *rows),) = (each for each in tables_of(page) if "given back" in each[0])
+    _, *rows = table("given back")
     gains: dict[str, list[list[float]]] = {"3": [], "1": []}
     for method, worth, *cells in rows:
         kinds = (int(worth), ""), (int(worth), "debias"), (0, ""), (0, "debias")
@@ -104,10 +115,9 @@ def test_the_page_has_the_debiased_runs_as_their_record_does():
 
 
 def test_the_page_has_the_runs_under_doubts_as_their_record_does():
-    page = Path(__file__).with_name("README.md")
-    runs = [stored(json.loads(line)) for line in page.with_name("doubts_rows.jsonl").read_text().splitlines()]
+    runs = [*map(stored, record("doubts_rows"))]
     methods = by_method(runs)
-    ((_, *rows),) = (each for each in tables_of(page) if {"reads", "calls"} <= {*each[0]})
+    _, *rows = table("reads", "calls")
     assert [row[0] for row in rows] == [*methods] and all(len(of) == 3 for of in methods.values())
     for method, _, *cells in rows:
         of = methods[method]
@@ -123,15 +133,13 @@ def test_the_page_has_the_runs_under_doubts_as_their_record_does():
     ):
         each = found[ours, other]
         mean, half = Interval.of(each.found.values).mean, Interval.of(each.found.values).half
-        assert f"{mean:.1f} ± {half:.1f}" in page.read_text() and each.found.verdict == verdict
+        assert f"{mean:.1f} ± {half:.1f}" in PAGE.read_text() and each.found.verdict == verdict
 
 
 def test_the_page_has_the_runs_with_weak_references_as_their_record_does():
-    page = Path(__file__).with_name("README.md")
-    lines = page.with_name("weak_reference_rows.jsonl").read_text().splitlines()
-    runs = [stored(json.loads(line)) for line in lines]
+    runs = [*map(stored, record("weak_reference_rows"))]
     methods = by_method(runs)
-    ((_, *rows),) = (each for each in tables_of(page) if "quality, repeated" in each[0])
+    _, *rows = table("quality, repeated")
     assert [row[0] for row in rows] == [*methods] and all(len(of) == 7 for of in methods.values())
     for method, quality, *counts, above in rows:
         of = methods[method]
@@ -139,24 +147,23 @@ def test_the_page_has_the_runs_with_weak_references_as_their_record_does():
         assert quality == str(Interval.of([run.quality for run in of]))
         assert counts == [f"{mean_of(of, name):,.0f}" for name in ("calls", "tokens")]
         assert above == " ".join(f"{share:.0%}" for share in shares)
-    claims = {what: each for claim in judge_claims(runs, 49.65320439) for what, each in claim.comparisons.items()}
+    claims = {what: each for claim in judge_claims(runs, START) for what, each in claim.comparisons.items()}
     settled = {what: each.verdict for what, each in claims.items() if each.verdict != "open"}
     tokens = "0.5 - token ratio to tournament_grpo"
     assert settled == {"rankbuffer - grpo": "holds", tokens: "does not hold", "rankbuffer - coarse_only": "holds"}
     coarse, six = claims["rankbuffer - coarse_only"], [run for run in runs if run.seed < 6]
-    (early,) = (each for each in judge_claims(six, 49.65320439) if each.claim == "coarse-only below")
+    (early,) = (each for each in judge_claims(six, START) if each.claim == "coarse-only below")
     p = [f"(p {each.p:.3f})" for each in (coarse, *early.comparisons.values())]
-    assert p == ["(p 0.038)", "(p 0.067)"] and all(each in page.read_text() for each in p)
+    assert p == ["(p 0.038)", "(p 0.067)"] and all(each in PAGE.read_text() for each in p)
     better = [fmean(run.better[place] for run in runs) for place in (0, -1)]
     assert [f"{share:.0%}" for share in better] == ["45%", "93%"]
 
 
 def test_the_page_has_the_soft_pairs_and_ruler_as_their_records_do():
-    page = Path(__file__).with_name("README.md")
     kinds: dict[str, list[Result]] = {}
-    for line in map(json.loads, page.with_name("pairs_rows.jsonl").read_text().splitlines()):
-        kinds.setdefault(line.pop("pairs"), []).append(stored(line))
-    ((_, *rows),) = (each for each in tables_of(page) if "the same, first set" in each[0])
+    for line in record("pairs_rows"):
+        kinds.setdefault(line["pairs"], []).append(stored(line))
+    _, *rows = table("the same, first set")
     first = next(iter(kinds.values()))
     for runs, (_, _, quality, less, _, *cells) in zip(kinds.values(), rows, strict=True):
         assert quality == str(Interval.of([run.quality for run in runs])) and len(runs) == 4
@@ -164,19 +171,18 @@ def test_the_page_has_the_soft_pairs_and_ruler_as_their_records_do():
         assert cells == [f"{mean_of(runs, name):,.0f}" for name in ("calls", "tokens")]
     tested = compare([differences(runs, first) for runs in list(kinds.values())[1:]])
     assert [(each.verdict, f"{each.p:.3f}") for each in tested] == [("open", "0.147"), ("open", "0.057")]
-    lines = [json.loads(line) for line in page.with_name("ruler_rows.jsonl").read_text().splitlines()]
+    lines = record("ruler_rows")
     blunt, sharp = ([stored(line) for line in lines if line["noise"] == noise] for noise in (0.3, 0.09))
     said = ["ruler", *(str(Interval.of([run.quality for run in runs])) for runs in (blunt, sharp))]
     assert [*said, *(f"{mean_of(sharp, name):,.0f}" for name in ("calls", "tokens"))] in [
-        list(row) for each in tables_of(page) for row in each
+        list(row) for each in tables_of(PAGE) for row in each
     ]
 
 
 def test_the_page_has_the_table_of_the_record_of_large_groups():
-    page = Path(__file__).with_name("README.md")
-    runs = [json.loads(line) for line in page.with_name("large_groups.jsonl").read_text().splitlines()]
-    ((head, *rows),) = (each for each in tables_of(page) if each[0][:2] == ("G", "method"))
-    assert head[-1] == "cosine, last" and len(rows) == 8
+    runs = record("large_groups")
+    head, *rows = table("G", "method")
+    assert head[:2] == ("G", "method") and head[-1] == "cosine, last" and len(rows) == 8
     for G, method, *cells in rows:
         found = [run for run in runs if (str(run["G"]), run["method"]) == (G, method)]
         quality = Interval.of([run["quality"] for run in found])

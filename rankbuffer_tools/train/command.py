@@ -258,7 +258,7 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
     return [
         f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
         report_line,
-        f"comparison with the policy before: {comparison(trainer.args, data, policy)}",
+        f"comparison with the policy before: {comparison(args, data, policy)}",
         "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"
         f" evaluation/paper.yaml --output_dir {quoted}/_evaluation{judge} --models {model}",
     ]
@@ -313,10 +313,10 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         unchecked_lines = on_main_process(lambda: unchecked(name, revision, plan.rows, **template))
         say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes, *unchecked_lines])
     if plan.checkpoint:
-        steps = plan.batches.steps
+        steps, path = plan.batches.steps, Path(plan.checkpoint)
         remaining = max(steps - plan.done, 0)
         left = "1 step is" if remaining == 1 else f"{remaining} steps are"
-        overridden = on_main_process(lambda: without_effect(read_manifest(Path(str(plan.checkpoint))), plan.args))
+        overridden = on_main_process(lambda: without_effect(read_manifest(path), plan.args))
         say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} left", *overridden])
     if training_args.dry_run:
         say("dry run", [*RunPrice(plan).estimated_cost(), memory_line(training_args, model_args)])
