@@ -18,7 +18,7 @@ from rankbuffer_trl.data import DataError, prompt_faults, text_fault
 from rankbuffer_trl.groups import Messages
 
 RANKS = 7
-ROLES = {"Human": "user", "Assistant": "assistant"}
+ROLE_OF = {"Human": "user", "Assistant": "assistant"}
 TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")  # after an empty line; elsewhere these words are text
 
 
@@ -38,7 +38,7 @@ def parse_prompt(text: str) -> Messages:
     if before.strip():
         raise Unusable("the prompt has text before its first turn")
     messages = [
-        {"role": ROLES[name], "content": content.strip()}
+        {"role": ROLE_OF[name], "content": content.strip()}
         for name, content in zip(parts[::2], parts[1::2], strict=True)
     ]
     if any(message["role"] != ("user", "assistant")[i % 2] for i, message in enumerate(messages)):
