@@ -216,6 +216,12 @@ def test_trainer_asks_a_first_question_before_anything_runs(training):
     assert trainer.state.global_step == 0 and store.totals().calls == 1, "nothing of the earlier run is deleted"
 
 
+def test_trainer_avoids_cudnns_attention_because_its_gradients_are_nan_at_some_lengths(training):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    training()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
     (tmp_path / "file").write_text("in the way")
     too_long = r"'make-tea'\): its prompt has \d+ tokens, max_prompt_length is 8"

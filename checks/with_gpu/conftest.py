@@ -1,9 +1,9 @@
 """Tests of a machine with a GPU. `make test-gpu` runs them; `make test` and CI do not.
 
 They tell in about ten minutes whether a machine can train: bf16, checkpoints that resume exactly, LoRA, rollouts from
-vLLM on the same GPU, the transfer of weights, and a judge on the same GPU. The tests make their policy of random
-weights themselves and download nothing. On one H200 the first four have passed (docs/results.md); the vLLM test of
-LoRA, the judge on the same GPU and the second GPU are still to be run.
+vLLM on the same GPU, the transfer of weights, a judge on the same GPU, and attention. The tests make their policy of
+random weights themselves and download nothing. On one H200 the first four have passed (docs/results.md); the vLLM test
+of LoRA, the judge on the same GPU, the second GPU and attention are still to be run.
 """
 
 import os

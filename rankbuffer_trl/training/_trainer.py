@@ -120,6 +120,9 @@ class RankBufferTrainer(ResumableTrainer):
         functions = [format_reward, *plan.functions, *extra]
         if args.use_vllm and args.vllm_mode == "server":
             spare_proxy(args.rollout_url)
+        # torch's first choice on Hopper GPUs can give NaN gradients in 16 bits, where a mask is passed and a batch is
+        # padded to 64, 192, 320, … tokens: pytorch/pytorch#196678, torch 2.11 to 2.13. Its other kernels do not.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         super().__init__(
             model,
             reward_funcs=[self.rank_reward, *functions],
