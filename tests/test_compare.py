@@ -405,7 +405,7 @@ def test_main_asks_the_judge_before_it_loads_a_policy_that_is_there(data_file, t
         for unread, name, told in (
             *(("", bare, "more than judge_max_failures"), (refused, bare, "no tokenizer for")),
             (refused, f"{tmp_path}/none", f"there is no folder {tmp_path}/none"),
-            (refused, f"{there}/v1", "does not serve policy_model='b'"),
+            (refused, f"{there}/v1", "does not serve models=b=http"),
         ):
             judge = Model(lambda messages, n, no=unread: "No." if no in messages[0]["content"] else '{"winner": "A"}')
             words = ("--dataset_name", data_file, "--models", f"a={bare}", f"b={name}", "--output", tmp_path / "o")

@@ -105,13 +105,14 @@ async def check_server(client: "OpenAIClient") -> int | None:
             f" does {client.role}_url name it?"
         ) from error
     if model not in models:  # routers, aliases and deployments serve what they do not list
+        named = f"models={model}={client.url}" if role == "policy" else f"{role}_model={model!r}"
         near = ", ".join(repr(name[:80]) for name in get_close_matches(model, models, n=3, cutoff=0))
         listed = (
             f"which is not in its list of {len(models):,} ({f'the nearest are {near}' if near else 'it is empty'})"
         )
         if await client.unknown():  # the server itself says that it has no such model
-            raise SettingsError(f"the {role} server {client.url} does not serve {role}_model={model!r}, {listed}")
-        logger.warning(f"the {role} server {client.url} takes {role}_model={model!r}, {listed}")
+            raise SettingsError(f"the {role} server {client.url} does not serve {named}, {listed}")
+        logger.warning(f"the {role} server {client.url} takes {named}, {listed}")
     return models.get(model)
 
 

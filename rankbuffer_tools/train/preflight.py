@@ -102,6 +102,11 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             f"warning: no question of a sample of {len(read)} had two different answers among {args.judge_samples}. A"
             " server that gives copies of one answer makes each verdict certain: look at its cache and temperature"
         )
+    if len(verdicts) >= MIN_PILOT_QUESTIONS and price.written and (same := same_verdict(verdicts)):
+        lines.append(
+            f"warning: each of the {len(verdicts)} questions of a sample has the same verdict, {same}. A run learns"
+            " nothing from such a judge: look at a prompt and its answer by --preflight_only true"
+        )
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
     lines.append(
@@ -203,6 +208,14 @@ def all_copies(readings: Sequence[Reading], args: RankBufferConfig) -> bool:
     pairs = zip(readings, counts, strict=True)
     # `read_samples` spreads one answer in all evenly.
     return bool(readings) and all(max(reading.chances.values()) * (count + 1) > count for reading, count in pairs)
+
+
+def same_verdict(verdicts: Sequence[Any | None]) -> str | None:
+    """Return the verdict of all questions if they have one in common, with equal probabilities if these are read."""
+    first = verdicts[0]
+    if first is None or any(verdict != first for verdict in verdicts):
+        return None
+    return repr(first.value if isinstance(first, Reading) else first)
 
 
 async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Any | None], list[Call], float]:
