@@ -374,7 +374,7 @@ def test_a_server_without_probabilities_answers_several_times(tmp_path, queries)
             f"{url} gives 5 answers to each question, whose shares are read" in text
             and "different answers" not in text
         )
-        assert "warning: each of the 8 questions of a sample has the same verdict, 7:" in text
+        assert "warning: each of the 8 questions of a sample has the same verdict, 7." in text
         shape = {(each["n"], each["temperature"], "logprobs" in each, "top_logprobs" in each) for each in asked}
         assert shape == {(5, 1, False, False)}
         with pytest.raises(JudgeError, match=r"fewer answers than judge_samples=5.* set judge_samples to 1") as error:
@@ -543,7 +543,7 @@ def test_preflight_only_shows_a_prompt_and_its_answer(tmp_path, rows, queries):
         bare = QueryTable(rows.remove_columns("responses"))
         made_up = check(settings(tmp_path, preflight_only=True, max_steps=40, method="pointwise"), bare)
     assert "so its rubrics and made-up sentences stand for rollouts):" in made_up
-    assert "warning: each of the 8 questions of a sample has the same verdict, 1:" in plain
+    assert "warning: each of the 8 questions of a sample has the same verdict, 1." in plain
     assert "same verdict" not in made_up + check(settings(tmp_path), queries)
     assert "steps are few: our runs that learned took" in plain and "are few" not in made_up
     prompt = asked[0]["messages"][0]["content"]
