@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from statistics import fmean
 
@@ -22,10 +23,10 @@ from transformers import TrainerState
 
 from rankbuffer_tools.report import browser, chart, page, report, tables
 from rankbuffer_tools.report.browser import query_pages, visits_of
-from rankbuffer_tools.report.chart import Chart, column, panels, plain, thousands
+from rankbuffer_tools.report.chart import Chart, clean, column, panels, plain, thousands
 from rankbuffer_tools.report.charts import advantage_chart, reach_chart, run_charts, score_chart
 from rankbuffer_tools.report.command import main
-from rankbuffer_tools.report.page import escape, format_number, pack
+from rankbuffer_tools.report.page import format_number, pack
 from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import examples_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run, open_runs
@@ -153,11 +154,17 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     store.close()
 
 
-def test_values_stand_under_their_own_headings_whatever_else_a_row_has(store):
+def html_of(section, **changes):
+    advantages = {"axis_end": 1, "constant": True, "left_out": False}
+    return page.render([replace(section, **changes)], [], advantages, 0, "now")
+
+
+def test_values_stand_under_their_own_headings_whatever_else_a_row_has(store, shown):
+    section = report.section_of(shown(), None, None, 4000, None, browser_mb=0)
     rows = [dict(reversed([*row.items(), ("new", 1)])) for row in tables.kind_table(store)]
     heads = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
     heads |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
-    lines = page.kinds_html(rows).split("</tr>")[:-1]
+    lines = html_of(section, kinds=rows).rpartition("<thead>")[2].partition("</table>")[0].split("</tr>")[:-1]
     cells = [re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", line) for line in lines]
     values = [[row["kind"], *(format_number(row[key]) for key in heads)] for row in rows]
     assert cells == [["judgment", *heads.values()], *values] and len(rows) > 1
@@ -181,10 +188,10 @@ def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits)
     steps = {each["step"] for each in kept["visits"]}
     stored = history.responses(store, entry["id"])
     assert kept["texts"] == {r.id: r.text for r in stored if r.initial or r.id in wanted or r.step in steps}
-    said = page.run_html(0, section)
+    said = html_of(section)
     assert "the first visit and the last 2 visits of 1 of 4 queries, which are drawn at random" in said
     assert "All 8 rows are in reward.csv in the folder charts" in said
-    assert page.kinds_html(tables.kind_table(store)) in said, "sums are exact"
+    assert section.kinds == tables.kind_table(store), "sums are exact"
 
 
 def test_charts_beyond_their_limit_draw_means_of_all_rows_and_keep_their_sums(store, request):
@@ -210,7 +217,7 @@ def test_chart_csv_and_svg_take_names_as_they_are(store):
     chart = score_chart([row], [])
     assert "&lt;b&gt;&amp;" in chart.svg() and "<b>" not in chart.svg()
     assert advantage_chart({name: [[0.0, 1.0]]}, 3).png().startswith(b"\x89PNG")
-    assert plain("a$b") == r"a\$b" and escape("<b>\ud800\x00\u202e") == "&lt;b&gt;?  "
+    assert plain("a$b") == r"a\$b" and clean("<b>\ud800\x00\u202e") == "<b>?  "
     assert "_old" in score_chart([row | {"method": "_old"}], [row]).svg()
     assert [thousands(value) for value in (0, 0.5, 1500, 2e6, 3e9)] == ["0", "0.5", "1.5k", "2M", "3G"]
 
