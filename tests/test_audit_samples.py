@@ -68,7 +68,10 @@ def run_main(*words) -> dict:
     """Run `rankbuffer-audit` and return what it wrote into its folder, which is the second word."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["rankbuffer-audit", *map(str, words)])
-        main()
+        with pytest.raises(SystemExit) as end:
+            main()
+    if end.value.code:
+        raise end.value
     return json.loads((Path(words[1]) / "audit.json").read_text())
 
 

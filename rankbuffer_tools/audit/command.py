@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -12,17 +11,16 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from datasets import disable_progress_bars
 
 from rankbuffer_trl.data import QueryTable, load_queries
-from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import refuse_file, replacing
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, RubricJudge, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
-from ..batch.script import announce, cost_line, read_settings
+from ..batch.script import announce, cost_line, run_script
 from ..batch.server_check import estimate_tokens
 from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_judge_card
 from .figure import audit_figure
@@ -182,27 +180,26 @@ def check_same_judge(result: Path, judge: str) -> None:
         raise SettingsError(f"{result} holds the audit of {old}: name another folder with --output_dir")
 
 
-def main() -> None:
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    try:
-        config = read_settings(AuditConfig)
-        result = audit(config)
-        out = Path(config.output_dir)
-        audit_figure(out / "audit.png", result)
-        # NaN is no JSON, and numbers of numpy become those of Python.
-        values = {"config": asdict(config), **result.as_dict()}
-        text = json.dumps(values, indent=2, allow_nan=False, default=np.generic.item)
-        with replacing(out / RESULT) as draft:
-            draft.write_text(text + "\n")
-        if config.card:
-            card = write_judge_card(out, card_of(result, config.card, config.judge_decoding, config.judge_guard))
-    except (RankBufferError, OSError) as error:
-        sys.exit(f"rankbuffer-audit: {error}")
-    except KeyboardInterrupt:
-        sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
+def write_audit(config: AuditConfig) -> int:
+    """Audit a judge, and write figure, numbers and card; print the tables. Return the exit code."""
+    result, out = audit(config), Path(config.output_dir)
+    audit_figure(out / "audit.png", result)
+    # NaN is no JSON, and numbers of numpy become those of Python.
+    values = {"config": asdict(config), **result.as_dict()}
+    text = json.dumps(values, indent=2, allow_nan=False, default=np.generic.item)
+    with replacing(out / RESULT) as draft:
+        draft.write_text(text + "\n")
+    files = f"Numbers: {out / RESULT}. Figure: {out / 'audit.png'}."
+    if config.card:
+        card = write_judge_card(out, card_of(result, config.card, config.judge_decoding, config.judge_guard))
+        files += f" Card: {card}."
     print_audit(result)
-    print(f"Numbers: {out / RESULT}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))
+    print(files)
+    return 0
+
+
+def main() -> None:
+    run_script(AuditConfig, write_audit)
 
 
 if __name__ == "__main__":

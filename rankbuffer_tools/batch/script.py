@@ -28,7 +28,8 @@ def run_script(
     config_class: type[Config], main: Callable[[Config], int], parser_class: type[TrlParser] = TrlParser
 ) -> None:
     """Read the settings, run `main`, and exit with the code that it returns."""
-    name = Path(sys.argv[0]).stem
+    program = Path(sys.argv[0])
+    name = f"rankbuffer-{program.parent.name}" if program.stem == "__main__" else program.stem
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
