@@ -137,10 +137,7 @@ class Played:
 
 
 def play(
-    method: RewardMethod,
-    group: RolloutGroup,
-    answer: Callable[[str], Any] = truth,
-    buffer: AnchorBuffer | None = None,
+    method: RewardMethod, group: RolloutGroup, answer: Callable[[str], Any] = truth, buffer: AnchorBuffer | None = None
 ) -> Played:
     """Score a group with a judge that answers each prompt as `answer` does; an exception ends the question."""
     client = ScriptedClient(lambda messages: answer(messages[0]["content"]))

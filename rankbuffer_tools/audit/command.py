@@ -26,14 +26,7 @@ from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_judge_card
 from .figure import audit_figure
 from .measures import MEASURES, rating_noise
 from .results import Audit, Cost, Form
-from .samples import (
-    FURTHER,
-    ask_everything,
-    insertions,
-    length_questions,
-    questions,
-    read_rollouts,
-)
+from .samples import FURTHER, ask_everything, insertions, length_questions, questions, read_rollouts
 from .terminal import print_audit
 
 RESULT = "audit.json"

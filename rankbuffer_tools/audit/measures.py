@@ -172,6 +172,11 @@ def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(pairs)) * 2 / RATING_MAX
 
 
+def coin(n: int) -> float:
+    """Return the chance level of a choice between two."""
+    return 0.5
+
+
 @dataclass(frozen=True)
 class Measure:
     """A measure: its value `of` one query's verdicts, and its chance level, if it has one, for `n` samples."""
@@ -206,11 +211,7 @@ class Measure:
 
 MEASURES = (
     Measure(
-        "lists_tau",
-        "lists, shown twice",
-        "tau of two rankings, samples shown in two orders",
-        lists_tau,
-        main=True,
+        "lists_tau", "lists, shown twice", "tau of two rankings, samples shown in two orders", lists_tau, main=True
     ),
     Measure(
         "lists_identical",
@@ -231,7 +232,7 @@ MEASURES = (
         "pairs that flip",
         "share of pairs whose winner depends on who is first",
         lambda a: mean_or_none([float(one != other) for _, one, other in in_both_orders(dict(a.rankings.pairs))]),
-        lambda n: 0.5,
+        coin,
         better=-1,
         main=True,
     ),
@@ -242,23 +243,16 @@ MEASURES = (
         lambda a: mean_or_none(
             [((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.rankings.pairs))]
         ),
-        lambda n: 0.5,
+        coin,
         better=0,
     ),
-    Measure(
-        "pairs_label",
-        "label",
-        "share won by label A, place apart; 0.50 is no bias",
-        label_share,
-        lambda n: 0.5,
-        better=0,
-    ),
+    Measure("pairs_label", "label", "share won by label A, place apart; 0.50 is no bias", label_share, coin, better=0),
     Measure(
         "pairs_lists",
         "pairs and lists",
         "share of verdicts on pairs that the lists agree with",
         pairs_with_lists,
-        lambda n: 0.5,
+        coin,
         main=True,
     ),
     Measure(
@@ -284,36 +278,22 @@ MEASURES = (
         ratings_with_lists,
         main=True,
     ),
-    Measure(
-        "ratings_tied",
-        "ties",
-        "share of samples whose rating another one has",
-        tied_ratings,
-        None,
-        better=0,
-    ),
+    Measure("ratings_tied", "ties", "share of samples whose rating another one has", tied_ratings, None, better=0),
     Measure(
         "padded",
         "padded",
         "share of samples that lose against themselves with idle sentences",
         lambda a: a.padded,
-        lambda n: 0.5,
+        coin,
         better=0,
     ),
-    Measure(
-        "cut",
-        "cut",
-        "share of samples that lose against their own first half",
-        lambda a: a.cut,
-        lambda n: 0.5,
-        better=0,
-    ),
+    Measure("cut", "cut", "share of samples that lose against their own first half", lambda a: a.cut, coin, better=0),
     Measure(
         SOFT,
         "by probabilities",
         "share of pairs on which log odds and mean ratings agree",
         lambda a: leads_with(a.rankings.means, a),
-        lambda n: 0.5,
+        coin,
     ),
     Measure(
         "soft_words",
@@ -321,21 +301,17 @@ MEASURES = (
         "share of verdicts on pairs that the ratings agree with",
         # Of the answers that have probabilities, so that both rows compare.
         lambda a: pairs_with(a.rankings.ratings, a) if a.rankings.means else None,
-        lambda n: 0.5,
+        coin,
     ),
     Measure(
-        "soft_labels",
-        "labels",
-        "share of pairs with the same leader if A and B change",
-        leads_after_exchange,
-        lambda n: 0.5,
+        "soft_labels", "labels", "share of pairs with the same leader if A and B change", leads_after_exchange, coin
     ),
     Measure(
         "soft_pairs_lists",
         "pairs and lists",
         "share of pairs on which log odds and the lists agree",
         lambda a: leads_with(a.places, a),
-        lambda n: 0.5,
+        coin,
     ),
     Measure(
         "soft_ratings_lists",
@@ -343,12 +319,7 @@ MEASURES = (
         "tau-b of the mean ratings with the ranks in the lists",
         means_with_lists,
     ),
-    Measure(
-        SOFT_GAIN,
-        "gain",
-        "that tau-b, minus that of the greedy verdicts",
-        gain_of_means,
-    ),
+    Measure(SOFT_GAIN, "gain", "that tau-b, minus that of the greedy verdicts", gain_of_means),
     Measure(
         PREFERENCE,
         "preference",

@@ -22,14 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.data import (
-    DataError,
-    QueryTable,
-    normal_row,
-    prompt_id,
-    response_faults,
-    text_faults,
-)
+from rankbuffer_trl.data import DataError, QueryTable, normal_row, prompt_id, response_faults, text_faults
 from rankbuffer_trl.decoding import excerpt
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import (

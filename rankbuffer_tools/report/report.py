@@ -21,25 +21,9 @@ from rankbuffer_trl.store import history
 from . import tables
 from .browser import query_pages
 from .chart import POINTS, Chart, save
-from .charts import (
-    advantage_chart,
-    curve_chart,
-    efficiency_chart,
-    run_charts,
-    run_colour,
-    score_chart,
-    smoothing,
-)
+from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
-from .paper import (
-    PAPER,
-    beside_the_paper,
-    measured_rows,
-    notes_on,
-    read_evaluations,
-    unrounded_rows,
-    write_paper,
-)
+from .paper import PAPER, beside_the_paper, measured_rows, notes_on, read_evaluations, unrounded_rows, write_paper
 from .progress import above_middle
 from .runs import Run, open_runs
 
@@ -48,10 +32,7 @@ EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process
 BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
 MIN_AXIS_END = 2.5  # the least end of the axis of advantages
 COLLAPSED = 0.2  # a rise of one of these shares that a reader must see first
-REPEATS = {
-    "repeated": "4-grams in the newest answers repeat",
-    "commonest_word": "words are the commonest one",
-}
+REPEATS = {"repeated": "4-grams in the newest answers repeat", "commonest_word": "words are the commonest one"}
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
 Advantages = dict[int, list[list[float | None]]]

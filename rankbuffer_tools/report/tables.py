@@ -211,9 +211,7 @@ def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> l
 
 
 def probe_table(
-    store: BufferStore,
-    rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
-    log: Sequence[dict] = (),
+    store: BufferStore, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (), log: Sequence[dict] = ()
 ) -> list[TableRow]:
     """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
 

@@ -34,14 +34,7 @@ from rankbuffer_trl.rewards import RewardMethod, first_questions
 from rankbuffer_trl.store import LIVE_STORE, BufferStore
 from rankbuffer_trl.training import RankBufferConfig, RunPlan, stand_in
 
-from ..batch.server_check import (
-    CHARACTERS_PER_TOKEN,
-    check_servers,
-    context_for,
-    longest_need,
-    longest_of,
-    servers_of,
-)
+from ..batch.server_check import CHARACTERS_PER_TOKEN, check_servers, context_for, longest_need, longest_of, servers_of
 from .price import RunPrice
 
 MIN_PILOT_QUESTIONS = 8  # fewer do not tell the cost of a run
