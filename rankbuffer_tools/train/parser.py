@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import fields
 from datetime import date
@@ -38,21 +38,19 @@ NO_DATA = (
     " --config recipes/paper/rankbuffer.yaml"
 )
 SETTINGS_GROUPS = (ScriptArguments, RankBufferConfig, ModelConfig)
-KEYS = {field.name for group in SETTINGS_GROUPS for field in fields(group)}
+KEYS = [field.name for group in SETTINGS_GROUPS for field in fields(group)]
 
 
 class RecipeParser(TrlParser):
-    """TRL's parser for the groups of settings of a program, with recipes, and errors of one line.
+    """TRL's parser for the settings of a training, with recipes, and errors of one line.
 
     Example:
         >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
     """
 
-    def __init__(self, groups: Sequence[type] = SETTINGS_GROUPS, program: str = "rankbuffer-train"):
-        usage = f"{program} [--config RECIPE.yaml] [--key value ...]"
-        super().__init__(groups, prog=program, usage=usage, allow_abbrev=False)
-        self.unused: list[str] = []
-        self._trains = groups is SETTINGS_GROUPS  # other programs have fewer keys, and argparse's own help
+    def __init__(self) -> None:
+        usage = "rankbuffer-train [--config RECIPE.yaml] [--key value ...]"
+        super().__init__(SETTINGS_GROUPS, prog="rankbuffer-train", usage=usage, allow_abbrev=False)
         what = "show the keys of TRL and transformers, too"
         self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 
@@ -67,7 +65,7 @@ class RecipeParser(TrlParser):
         if "--help_all" in arguments:
             print(super().format_help())
             self.exit()
-        if self._trains and name is None and not arguments:  # else the first message is about a GPU
+        if name is None and not arguments:  # else the first message is about a GPU
             raise SettingsError(NO_DATA)
         if name is not None:
             # Another method must not get the arguments of the recipe's.
@@ -81,14 +79,10 @@ class RecipeParser(TrlParser):
             texts = {action.dest for action in self._actions if action.type is str}
             for key in texts & merged.keys():
                 merged[key] = str(merged[key]) if type(merged[key]) in (int, float, date) else merged[key]
-            without = [key.lstrip("-") for key in self.set_defaults_with_config(**merged)[::2]]
-            self.unused = [key for key in without if key in RANKBUFFER_FIELDS]
-            unknown = [key for key in without if key not in KEYS]
+            unknown = self.set_defaults_with_config(**merged)[::2]
         unknown += self.parse_known_args(arguments)[1]
         if unknown:
-            # Of this program, not of all.
-            names = [field.name for group in self.dataclass_types for field in fields(group)]
-            self.error(no_such_key(unknown[0].lstrip("-").partition("=")[0], names))
+            self.error(no_such_key(unknown[0].lstrip("-").partition("=")[0], KEYS))
         try:
             return self.parse_args_into_dataclasses(arguments)
         except ValueError as error:
@@ -110,8 +104,6 @@ class RecipeParser(TrlParser):
 
     def format_help(self) -> str:
         """Return the help on the keys of this project, and on the most common ones of TRL."""
-        if not self._trains:
-            return super().format_help()
         short = argparse.ArgumentParser(
             usage=self.usage,
             description="Train a policy with GRPO and RankBuffer rewards. Each key can stand in a recipe, too.",
