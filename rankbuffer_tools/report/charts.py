@@ -108,12 +108,8 @@ def cost_chart(
     """Draw a cost by step, stacked from its parts (column, label), and its sum so far."""
     figure, (top, bottom) = panels(2, sharex=True)
     costs = [sum(row[key] for key, _ in parts) for row in table]  # of all rows, since a curve may draw means
+    stack_areas(top, table, dict(parts), (BLUE, "#a9c6da", GOLD))
     steps = column(table, "step")
-    low = [0.0] * len(steps)
-    for (key, label), colour in zip(parts, (BLUE, "#a9c6da", GOLD), strict=False):
-        high = [a + b for a, b in zip(low, column(table, key), strict=True)]
-        top.fill_between(steps, low, high, step="mid", color=colour, linewidth=0, label=label)
-        low = high
     bottom.plot(steps, column([{"so far": cost} for cost in accumulate(costs)], "so far"), color=INK)
     top.set(ylabel=f"{unit} per step", ylim=(0, None))
     bottom.set(xlabel="training step", ylabel=f"{unit} so far", ylim=(0, None))
@@ -122,6 +118,20 @@ def cost_chart(
     if len(parts) > 1:
         legend(top)
     return Chart(name, title, f"{sum(costs):,.0f} {unit} in all. {caption}", figure, table)
+
+
+def stack_areas(axes: Axes, table: Sequence[TableRow], labels: Mapping[str, str], colours: Sequence[str]) -> None:
+    """Draw columns, which have labels, as areas on one another by step."""
+    values = [column(table, name) for name in labels]
+    axes.stackplot(column(table, "step"), values, labels=labels.values(), colors=colours, step="mid", linewidth=0)
+
+
+def stack_sources(axes: Axes, places: Sequence[float], values: Mapping[str, Sequence[float]], width: float) -> None:
+    """Draw bars on one another, one for each source."""
+    low = [0.0] * len(places)
+    for source, heights in values.items():
+        axes.bar(places, heights, width, low, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source])
+        low = [a + b for a, b in zip(low, heights, strict=True)]
 
 
 def judge_charts(table: Sequence[TableRow]) -> list[Chart]:
@@ -163,11 +173,7 @@ def growth_chart(table: Sequence[TableRow]) -> Chart:
     """Draw anchors by source (figure "Dynamic buffer evolution", a)."""
     figure, (axes,) = panels()
     epochs, width = column(table, "epoch"), 0.8 * window(table)
-    low = [0.0] * len(epochs)
-    for source in present(table):
-        values = column(table, source)
-        axes.bar(epochs, values, bottom=low, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source], width=width)
-        low = [a + b for a, b in zip(low, values, strict=True)]
+    stack_sources(axes, epochs, {source: column(table, source) for source in present(table)}, width)
     axes.set(xlabel="end of epoch", ylabel="anchors per query")
     legend(axes)
     caption = f"{table[0]['anchors']:.2f} anchors per query after epoch 0, {table[-1]['anchors']:.2f} now."
@@ -190,12 +196,9 @@ def composition_chart(table: Sequence[TableRow]) -> Chart:
     figure, axes = panels(rows, columns, sharex=True, sharey=True)
     for axis, epoch in zip(axes, epochs_shown, strict=False):
         bins = [row for row in table if row["epoch"] == epoch]
-        low = [0.0] * len(bins)
-        for source in present(table):
-            shares = [row[source] / row["anchors"] if row["anchors"] else 0.0 for row in bins]
-            middles = [(row["from"] + row["to"]) / 2 for row in bins]
-            axis.bar(middles, shares, bottom=low, width=9.4, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source])
-            low = [a + b for a, b in zip(low, shares, strict=True)]
+        middles = [(row["from"] + row["to"]) / 2 for row in bins]
+        shares = {source: [row[source] / (row["anchors"] or 1) for row in bins] for source in present(table)}
+        stack_sources(axis, middles, shares, 9.4)
         axis.set_title(f"epoch {epoch}", fontsize=9)
         axis.set(xlim=(0, 100), ylim=(0, 1), xticks=[0, 50, 100])
         axis.yaxis.set_major_formatter(PercentFormatter(1))
@@ -214,13 +217,9 @@ def insertion_chart(table: Sequence[TableRow]) -> Chart:
     """Draw where rollouts are placed among the anchors."""
     figure, (axes,) = panels()
     placed = [row for row in table if row["placed"]]  # a step without a placement has no shares
-    steps = column(placed, "step")
-    low = [0.0] * len(steps)
-    for name, colour in zip(INSERTION_BINS, INSERTION_COLOURS, strict=True):
-        high = [a + b for a, b in zip(low, column(placed, name), strict=True)]
-        label = {"below": "below all", "above": "above all"}.get(name, name.replace("quarter", "quarter "))
-        axes.fill_between(steps, low, high, step="mid", color=colour, linewidth=0, label=label)
-        low = high
+    labels = {"below": "below all", "above": "above all"}
+    labels = {name: labels.get(name, name.replace("quarter", "quarter ")) for name in INSERTION_BINS}
+    stack_areas(axes, placed, labels, INSERTION_COLOURS)
     axes.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     legend(axes, columns=3)
@@ -251,14 +250,8 @@ def maintenance_chart(table: Sequence[TableRow]) -> Chart:
     figure, (axes,) = panels()
     epochs, width = column(table, "epoch"), 0.8 * window(table)
     for sign, kind in ((1, "added"), (-1, "pruned")):
-        low = [0.0] * len(epochs)
-        for source in SOURCES:
-            values = [sign * value for value in column(table, f"{kind}_{source}")]
-            if any(values):
-                axes.bar(
-                    epochs, values, bottom=low, color=SOURCE_COLOURS[source], width=width, label=SOURCE_LABELS[source]
-                )
-                low = [a + b for a, b in zip(low, values, strict=True)]
+        changes = {source: [sign * value for value in column(table, f"{kind}_{source}")] for source in SOURCES}
+        stack_sources(axes, epochs, {source: values for source, values in changes.items() if any(values)}, width)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="epoch", ylabel="pruned | added")
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
