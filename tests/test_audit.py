@@ -27,9 +27,9 @@ from rich.console import Console
 from rankbuffer_tools.audit.command import costs
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
 from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
-from rankbuffer_tools.audit.rankings import QueryRankings
+from rankbuffer_tools.audit.rankings import QueryVerdicts
 from rankbuffer_tools.audit.results import RECIPE_OF_RESULT, REFERENCES_NOTE, SOFT, Audit, Cost, Form, Result, verdict
-from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
+from rankbuffer_tools.audit.samples import ask_everything
 from rankbuffer_tools.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
@@ -132,8 +132,8 @@ def values(answers) -> dict[str, float | None]:
 
 def make_audit(answers, calls, references=False) -> Audit:
     moves = [(one.n, place, given) for one in answers for place, given in one.put_back if given is not None]
-    rankings, found = [one.rankings for one in answers], [*results(answers).values()]
-    return Audit("j", "d.jsonl", "s.jsonl", references, rankings, found, costs(calls), moves, max_failures=0.25)
+    found = [*results(answers).values()]
+    return Audit("j", "d.jsonl", "s.jsonl", references, answers, found, costs(calls), moves, max_failures=0.25)
 
 
 def printed(table) -> str:
@@ -280,16 +280,16 @@ def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_
 @given(st.permutations(range(N)), st.permutations(range(N)), st.integers(0, 10**6))
 def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, seed):
     order = random.Random(seed).sample(range(N), N)
-    pairs = [(pair, pair[0]) for a in range(N) for b in range(N) if a != b for pair in [(a, b)]]
-    rankings = QueryRankings("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
-    assert pairs_with_lists(QueryVerdicts(rankings)) == 1 / 2
+    pairs = {(a, b): a for a in range(N) for b in range(N) if a != b}
+    rankings = QueryVerdicts("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
+    assert pairs_with_lists(rankings) == 1 / 2
 
 
 def test_measures_take_pairs_with_both_verdicts_and_nothing_from_one_presentation_alone():
-    rankings = QueryRankings("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
-    assert {*values([QueryVerdicts(rankings)]).values()} == {None}
+    rankings = QueryVerdicts("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], {(0, 1): 1, (1, 0): None})
+    assert {*values([rankings]).values()} == {None}
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    measured = values([QueryVerdicts(QueryRankings("q", [], [*pairs.items()]))])
+    measured = values([QueryVerdicts("q", [], pairs)])
     assert (measured["pairs_flip"], measured["pairs_first"]) == (1 / 2, 1 / 4), "one of four is for the first shown"
 
 
@@ -303,7 +303,7 @@ def test_rating_noise_is_that_of_ratings_as_reliable_as_log_odds():
         means = [each + luck.gauss(0, 0.6) for each in worth]
         leads = {(i, j): 0.1 * (worth[i] - worth[j] + luck.gauss(0, 0.6 * 2**0.5)) for i, j in ((0, 1), (2, 3))}
         odds = {shown: lead + 0.4 for (i, j), one in leads.items() for shown, lead in (((i, j), one), ((j, i), -one))}
-        answers.append(QueryVerdicts(QueryRankings("q", [], [], means=means), odds=odds))
+        answers.append(QueryVerdicts("q", [], {}, means=means, odds=odds))
     assert rating_noise(answers) == pytest.approx(0.6 * 2 / 9, rel=0.03)
     assert rating_noise([]) is None
 
@@ -336,9 +336,9 @@ def test_ask_everything_goes_on_with_words_where_probabilities_are_not_given_or_
         assert not any(call.failed for call in calls)
     answers, calls = examine(of_habit(edit=losing), make_groups(4))
     assert {call.attempts for call in calls} == {4}, "nothing is asked again"
-    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8 and not any(one.rankings.means for one in answers)
-    assert all(one.rankings.scores == [8] * N and None not in dict(one.rankings.pairs).values() for one in answers)
-    fumbled = [(len(one.odds), len(one.crossed_odds), one.rankings.means) for one in audited("prose for 8")[0]]
+    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8 and not any(one.means for one in answers)
+    assert all(one.scores == [8] * N and None not in one.pairs.values() for one in answers)
+    fumbled = [(len(one.odds), len(one.crossed_odds), one.means) for one in audited("prose for 8")[0]]
     assert fumbled == [(8, 2, [])] * 6, "the trial had no verdict"
 
 
@@ -359,9 +359,9 @@ def test_questions_number_candidates_as_they_stand_and_go_by_the_query_alone(tmp
     assert all(each == [f"R{slot}" for slot in range(N)] for each in headings["look"])
     assert Counter(map(tuple, headings["pair"])) == {("A", "B"): 5 * (8 + 4), ("B", "A"): 5 * 2}
     assert examine(again, groups, tmp_path / "log")[0] == first and not again.questions, "all is in the log"
-    turned = {one.rankings.query_id: one.rankings for one in examine(of_habit(), groups[::-1])[0]}
-    assert turned == {one.rankings.query_id: one.rankings for one in first}, "whatever the order of the queries"
-    assert len({one.rankings.lists[0][0] for one in first}) > 1
+    turned = {one.query_id: one.as_dict() for one in examine(of_habit(), groups[::-1])[0]}
+    assert turned == {one.query_id: one.as_dict() for one in first}, "whatever the order of the queries"
+    assert len({one.lists[0][0] for one in first}) > 1
     client = Client(order=lambda worths: true_order(worths)[::-1])
     examine(client, make_groups(1, n=4))
     ladders = [worths_in(question) for question in client.questions if question.kind == "insert"]
@@ -404,7 +404,7 @@ def test_failures_are_left_out_of_the_measures():
     measured = results(answers)
     assert {name: measured[name].value for name in NAMES} == PERFECT
     assert [dict(one.put_back).get(2, "not asked") for one in answers] == [None, "not asked", None]
-    assert [sum(order is None for _, order in one.rankings.lists) for one in answers] == [0, 2, 0]
+    assert [sum(order is None for _, order in one.lists) for one in answers] == [0, 2, 0]
     left = [[*measured[name].values] for name in ("lists_tau", "pairs_flip", "ratings_lists", "cut")]
     assert left == [["q0", "q2"], ["q1", "q2"], ["q0"], ["q1", "q2"]]
     unreachable = {cost.kind: cost.form.unreachable for cost in costs(calls)}

@@ -22,8 +22,7 @@ from rankbuffer_tools.audit.measures import (
     tau_b,
     tied_ratings,
 )
-from rankbuffer_tools.audit.rankings import QueryRankings
-from rankbuffer_tools.audit.samples import QueryVerdicts
+from rankbuffer_tools.audit.rankings import QueryVerdicts
 
 
 def slow_tau_b(x, y):
@@ -46,9 +45,9 @@ def test_tau_b_is_the_textbooks(pairs):
 
 
 def test_query_looks_know_the_number_of_responses():
-    assert QueryRankings("q", [((0, 2, 1, 3), None)], []).n == 4
-    assert QueryRankings("q", [], [((5, 2), None)]).n == 6
-    assert QueryRankings("q", [], [], scores=[1.0, None]).n == 2
+    assert QueryVerdicts("q", [((0, 2, 1, 3), None)], {}).n == 4
+    assert QueryVerdicts("q", [], {(5, 2): None}).n == 6
+    assert QueryVerdicts("q", [], {}, scores=[1.0, None]).n == 2
 
 
 def test_ordering_tau_compares_places_not_names():
@@ -59,10 +58,10 @@ def test_ordering_tau_compares_places_not_names():
 def test_lists_tau_is_the_mean_over_every_two_of_four():
     shown = (0, 1, 2)
     orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
-    rankings = QueryRankings("q", [(shown, order) for order in orders], [])
+    rankings = QueryVerdicts("q", [(shown, order) for order in orders], {})
     taus = [1 / 3, -1, 1, -1 / 3, 1 / 3, -1]
-    assert lists_tau(QueryVerdicts(rankings)) == pytest.approx(fmean(taus))
-    assert lists_tau(QueryVerdicts(QueryRankings("q", [*rankings.lists[:3], (shown, None)], []))) is None
+    assert lists_tau(rankings) == pytest.approx(fmean(taus))
+    assert lists_tau(QueryVerdicts("q", [*rankings.lists[:3], (shown, None)], {})) is None
 
 
 def test_slope_is_that_of_ranks_on_places():
@@ -72,8 +71,8 @@ def test_slope_is_that_of_ranks_on_places():
 
 def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
     def share(straight, reverse, crossed, crossed_reverse):
-        rankings = QueryRankings("q", [], [((3, 1), straight), ((1, 3), reverse)])
-        return label_share(QueryVerdicts(rankings, {(3, 1): crossed, (1, 3): crossed_reverse}))
+        pairs = {(3, 1): straight, (1, 3): reverse}
+        return label_share(QueryVerdicts("q", [], pairs, crossed={(3, 1): crossed, (1, 3): crossed_reverse}))
 
     assert share(3, 3, 3, 3) == 1 / 2  # the better sample
     assert share(3, 1, 3, 1) == 1 / 2  # the first one
@@ -84,13 +83,13 @@ def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
 
 
 def test_tied_ratings_are_samples_whose_rating_another_one_has():
-    assert tied_ratings(QueryVerdicts(QueryRankings("q", [], [], [3, 5, 3, 7]))) == 1 / 2
-    assert tied_ratings(QueryVerdicts(QueryRankings("q", [], [], [3, 5, None, 7]))) is None
+    assert tied_ratings(QueryVerdicts("q", [], {}, [3, 5, 3, 7])) == 1 / 2
+    assert tied_ratings(QueryVerdicts("q", [], {}, [3, 5, None, 7])) is None
 
 
 def test_gain_of_means_is_negative_if_the_words_agree_better():
     lists, up = [((0, 1, 2), (0, 1, 2)), ((2, 1, 0), (0, 1, 2))], [1, 2, 3]
-    assert gain_of_means(QueryVerdicts(QueryRankings("q", lists, [], up, up[::-1]))) == pytest.approx(-1 - 1)
+    assert gain_of_means(QueryVerdicts("q", lists, {}, up, up[::-1])) == pytest.approx(-1 - 1)
 
 
 def test_best_constant_is_the_position_in_the_middle():
@@ -123,6 +122,6 @@ def test_interval_is_as_wide_as_theory_says():
 def test_the_interval_of_a_share_ends_at_0_and_1_and_that_of_a_tau_does_not():
     share = next(each for each in MEASURES if each.name == "cut")
     for losses, end in ((0, 0, 1, 1, 1, 1), "high"), ((0, 0, 0, 0, 1, 1), "low"):
-        answers = [QueryVerdicts(QueryRankings(f"{i}", [], []), cut=each) for i, each in enumerate(losses)]
+        answers = [QueryVerdicts(f"{i}", [], {}, cut=each) for i, each in enumerate(losses)]
         assert getattr(share.result(answers, 0), end) == (end == "high")
         assert not 0 <= getattr(replace(share, meaning="tau").result(answers, 0), end) <= 1

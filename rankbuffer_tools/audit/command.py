@@ -155,7 +155,7 @@ def audit(config: AuditConfig) -> Audit:
         dataset=config.dataset_name,
         samples=config.samples,
         references=references,
-        rankings=[one.rankings for one in verdicts],
+        rankings=verdicts,
         results=[measure.result(verdicts, config.seed) for measure in MEASURES],
         costs=costs(calls),
         moves=[(one.n, place, given) for one in verdicts for place, given in one.put_back if given is not None],

@@ -13,8 +13,9 @@ from scipy.special import ndtri, stdtrit
 from rankbuffer_trl.monitoring import sign, tau_b
 from rankbuffer_trl.rewards import RATING_MAX
 
+from .rankings import Order, Pair, QueryVerdicts
 from .results import MIN_QUERIES, PLACE_SPREAD, PREFERENCE, SOFT, SOFT_GAIN, Result
-from .samples import LISTS, Order, Pair, QueryVerdicts
+from .samples import LISTS
 
 RESAMPLES = 1000
 FEW = 20  # queries, below which an interval is widened: resamples of few values spread too little
@@ -58,7 +59,7 @@ def lists_tau(answers: QueryVerdicts) -> float | None:
 
     A judge that ranks by position alone gets less than 0, whether it prefers early positions, the ends or the middle.
     """
-    orders = answers.rankings.orders
+    orders = answers.orders
     if len(orders) < LISTS:  # a judge that prefers the ends ranks a list as its reverse
         return None
     return mean_or_none([ordering_tau(one, other) for one, other in combinations(orders, 2)])
@@ -89,7 +90,7 @@ def pairs_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
     """Return the share of verdicts on pairs that the scores of all samples agree with. Equal scores count one half."""
     if not scores:
         return None
-    verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.rankings.pairs)) for won in both]
+    verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(answers.pairs) for won in both]
     return mean_or_none([(1 + sign(scores[won] - scores[lost])) / 2 for lost, won in verdicts])
 
 
@@ -123,7 +124,7 @@ def leads_after_exchange(answers: QueryVerdicts) -> float | None:
 
 def label_share(answers: QueryVerdicts) -> float | None:
     """Return the share of verdicts for label A, on the pair whose samples stood at both places with both labels."""
-    straight = in_both_orders({pair: dict(answers.rankings.pairs).get(pair) for pair in answers.crossed})
+    straight = in_both_orders({pair: answers.pairs.get(pair) for pair in answers.crossed})
     crossed = in_both_orders(answers.crossed)
     # A stands first in a straight presentation, and second in a crossed one.
     won = [one == pair[0] for pair, one, _ in straight] + [other == pair[1] for pair, _, other in straight]
@@ -133,13 +134,13 @@ def label_share(answers: QueryVerdicts) -> float | None:
 
 def ratings_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the ratings with the mean places in the lists."""
-    places, ratings = answers.places, answers.rankings.ratings
+    places, ratings = answers.places, answers.ratings
     return tau_b(ratings, places) if places and ratings else None
 
 
 def means_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the mean ratings with the mean places in the lists."""
-    places, means = answers.places, answers.rankings.means
+    places, means = answers.places, answers.means
     return tau_b(means, places) if places and means else None
 
 
@@ -151,16 +152,16 @@ def gain_of_means(answers: QueryVerdicts) -> float | None:
 
 def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
-    ratings = answers.rankings.ratings
+    ratings = answers.ratings
     return mean_or_none([float(ratings.count(rating) > 1) for rating in ratings])
 
 
 def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
     """Return the noise of one soft rating in units of reward, `None` without probabilities."""
     pairs = [
-        (query.rankings.means[i] - query.rankings.means[j], lead)
+        (query.means[i] - query.means[j], lead)
         for query in answers
-        if query.rankings.means
+        if query.means
         for (i, j), (lead, _) in preferences(query.odds).items()
     ]
     gaps, leads = (sum(pair[k] ** 2 for pair in pairs) for k in (0, 1))
@@ -202,7 +203,7 @@ class Measure:
             meaning=self.meaning,
             better=self.better,
             main=self.main,
-            values={query.rankings.query_id: value for query, value in measured},
+            values={query.query_id: value for query, value in measured},
             low=low,
             high=high,
             chance=fmean(self.chance(query.n) for query, _ in measured) if measured and self.chance else None,
@@ -231,7 +232,7 @@ MEASURES = (
         "pairs_flip",
         "pairs that flip",
         "share of pairs whose winner depends on who is first",
-        lambda a: mean_or_none([float(one != other) for _, one, other in in_both_orders(dict(a.rankings.pairs))]),
+        lambda a: mean_or_none([float(one != other) for _, one, other in in_both_orders(a.pairs)]),
         coin,
         better=-1,
         main=True,
@@ -240,9 +241,7 @@ MEASURES = (
         "pairs_first",
         "position bias",
         "share won by the sample shown first; 0.50 is no bias",
-        lambda a: mean_or_none(
-            [((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.rankings.pairs))]
-        ),
+        lambda a: mean_or_none([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(a.pairs)]),
         coin,
         better=0,
     ),
@@ -292,7 +291,7 @@ MEASURES = (
         SOFT,
         "by probabilities",
         "share of pairs on which log odds and mean ratings agree",
-        lambda a: leads_with(a.rankings.means, a),
+        lambda a: leads_with(a.means, a),
         coin,
     ),
     Measure(
@@ -300,7 +299,7 @@ MEASURES = (
         "greedy verdicts",
         "share of verdicts on pairs that the ratings agree with",
         # Of the answers that have probabilities, so that both rows compare.
-        lambda a: pairs_with(a.rankings.ratings, a) if a.rankings.means else None,
+        lambda a: pairs_with(a.ratings, a) if a.means else None,
         coin,
     ),
     Measure(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from .rankings import QueryRankings
+from .rankings import QueryVerdicts
 
 REFERENCES_NOTE = (
     "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
@@ -96,7 +96,7 @@ class Audit:
     dataset: str
     samples: str  # their path
     references: bool  # whether the samples are the data set's own references
-    rankings: Sequence[QueryRankings]
+    rankings: Sequence[QueryVerdicts]
     results: list[Result]  # in the order of the table
     costs: list[Cost]
     moves: list[tuple[int, int, int]]  # put back: number of samples, place in the lists, place given
@@ -138,7 +138,7 @@ class Audit:
             "train_with": self.train_with,
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
             "put_back": [dict(zip(("samples", "place", "given"), move, strict=True)) for move in self.moves],
-            "rankings": [asdict(ranking) for ranking in self.rankings],
+            "rankings": [ranking.as_dict() for ranking in self.rankings],
         }
 
 

@@ -17,7 +17,7 @@ them.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ from rankbuffer_trl.judge import (
     pointwise_question,
 )
 from rankbuffer_trl.monitoring import sign
-from rankbuffer_trl.rewards import RATING_MAX, balanced, mean_ranks, pass_questions, shuffle
+from rankbuffer_trl.rewards import RATING_MAX, balanced, pass_questions, shuffle
 
 from ..batch.ask import AnswerLog, ask_many, hash_question
 from ..data.lines import rows_of
-from .rankings import QueryRankings
+from .rankings import Pair, QueryVerdicts
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,6 @@ MIN_SAMPLES = 4
 MAX_SAMPLES = 8
 FURTHER = 6  # queries with insertions, and with a sample that is padded and cut
 IDLE = "I hope that this helps. There is always more to say about such a question, and much depends on the case."
-
-Order = tuple[int, ...]
-Pair = tuple[int, int]
 
 
 class Lenient(Question):
@@ -65,48 +62,6 @@ class Lenient(Question):
             return super().read_reply(reply)
         except ProbabilityError:
             return self.read(reply.text, reply.cut_off)
-
-
-@dataclass(frozen=True)
-class QueryVerdicts:
-    """The verdicts about the samples of one query, which have the numbers `0..n-1`.
-
-    Args:
-        crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
-            The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
-        put_back (`Sequence[tuple[int, int | None]]`, *optional*):
-            The place of a sample among all, and the place where the judge inserted it among the others.
-        odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
-            The log odds that the first one of (shown first, shown second) is better, for the pairs of `rankings` and
-            of `crossed` with probabilities.
-        padded, cut (`float`, *optional*):
-            How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5, 1.
-    """
-
-    rankings: QueryRankings  # `lists` holds each order before its reverse
-    crossed: Mapping[Pair, int | None] = field(default_factory=dict)
-    put_back: Sequence[tuple[int, int | None]] = ()
-    odds: Mapping[Pair, float] = field(default_factory=dict)
-    crossed_odds: Mapping[Pair, float] = field(default_factory=dict)
-    padded: float | None = None
-    cut: float | None = None
-
-    @property
-    def n(self) -> int:
-        """The number of samples."""
-        return self.rankings.n
-
-    @property
-    def reversed_lists(self) -> list[tuple[Order, Order, Order]]:
-        """The order shown, the verdict on it and the verdict on its reverse, where both verdicts are there."""
-        pairs = zip(self.rankings.lists[::2], self.rankings.lists[1::2], strict=True)
-        return [(shown, one, other) for (shown, one), (_, other) in pairs if one is not None and other is not None]
-
-    @property
-    def places(self) -> list[float] | None:
-        """The mean place of each sample over the lists, from 0 for the worst; `None` without `reversed_lists`."""
-        places = mean_ranks([order for _, one, other in self.reversed_lists for order in (one, other)])
-        return [float(places[i]) for i in range(self.n)] if places else None
 
 
 def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -219,17 +174,13 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
         return {key[1]: answer for key, answer in answers.items() if key[0] == kind and isinstance(answer, Reading)}
 
     scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
-    rankings = QueryRankings(
-        query_id,
-        lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
-        pairs=[(pair, label and pair["AB".index(label)]) for pair, label in of("pair").items()],
-        scores=scores,
-        means=means if len(means) == len(scores) else [],
-    )
-    crossed = {pair: label and pair["BA".index(label)] for pair, label in of("crossed").items()}
     return QueryVerdicts(
-        rankings,
-        crossed,
+        query_id,
+        [(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
+        {pair: label and pair["AB".index(label)] for pair, label in of("pair").items()},
+        scores,
+        means if len(means) == len(scores) else [],
+        {pair: label and pair["BA".index(label)] for pair, label in of("crossed").items()},
         list(of("insert").items()),
         {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},
         {pair: reading.log_odds("B", "A") for pair, reading in readings("crossed").items()},
