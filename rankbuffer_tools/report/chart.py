@@ -73,11 +73,16 @@ class Chart:
 
     def csv(self) -> str:
         """Return the table, numbers with all their digits."""
-        file = io.StringIO()
-        writer = csv.DictWriter(file, list(self.table[0]) if self.table else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.table)
-        return file.getvalue()
+        return csv_of(self.table)
+
+
+def csv_of(rows: Sequence[TableRow]) -> str:
+    """Return rows with equal keys as CSV."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def save(path: Path, content: bytes) -> None:

@@ -4,8 +4,6 @@ Scores come from the `results.json` of evaluations, costs from the ledgers of th
 model evaluated was the policy after the run's last step. What is missing is a gap.
 """
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from rankbuffer_trl.rewards import load_method
 from rankbuffer_trl.store import history
 
 from ..paper import average, number, paper, paper_recipes, paper_rows
-from .chart import save
+from .chart import csv_of, save
 from .runs import Run
 from .tables import TableRow
 
@@ -191,10 +189,7 @@ def unrounded_rows(table: Sequence[TableRow]) -> list[TableRow]:
 
 def write_paper(output: Path, table: Sequence[TableRow], notes: Sequence[str]) -> None:
     """Write `paper.md`, and `paper.csv` and `paper.json` with plain numbers, each row once."""
-    rows, file = unrounded_rows(table), io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    rows = unrounded_rows(table)
     data = json.dumps({"notes": notes, "rows": rows}, indent=1)
-    for ending, text in {"md": markdown(table, notes), "csv": file.getvalue(), "json": data}.items():
+    for ending, text in {"md": markdown(table, notes), "csv": csv_of(rows), "json": data}.items():
         save(output / f"paper.{ending}", text.encode("utf-8", "replace"))
