@@ -41,7 +41,6 @@ from rankbuffer_trl.data import load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge._probabilities import Reading
-from rankbuffer_trl.monitoring._model_card import duel_line
 from rankbuffer_trl.monitoring.progress import Z, duel_of
 from rankbuffer_trl.store import STORE_FILE, BufferStore, StoreError, history
 from rankbuffer_trl.store._places import DUEL_FILE, LIVE_STORE, REPORT
@@ -261,7 +260,7 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
         for case, text in damaged(json.dumps(found)):
             (run / REPORT / DUEL_FILE).write_text(text)
             try:
-                duel_line(duel_of(run, opened.store))
+                str(duel_of(run, opened.store))
             except StoreError as error:
                 refused.add(case)
                 message = r"\S+_report: duel\.json is .*: delete that file, or ask for the duels again"

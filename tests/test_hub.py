@@ -22,7 +22,8 @@ from rankbuffer_trl.checkpointing._trainer import warn_of_push
 from rankbuffer_trl.checkpointing.manifest import FOLDER, RUN, CheckpointError
 from rankbuffer_trl.data._queries import load_queries
 from rankbuffer_trl.monitoring._buffer_table import TABLE_FILE
-from rankbuffer_trl.monitoring._model_card import on_hub, public, write_model_card
+from rankbuffer_trl.monitoring._card_template import on_hub, public
+from rankbuffer_trl.monitoring._model_card import write_model_card
 from rankbuffer_trl.store._places import read_store
 from rankbuffer_trl.training._trainer import RankBufferTrainer
 

@@ -24,7 +24,7 @@ def fill_card(template: Path, data: CardData, **values: Any) -> str:
             What the template names.
     """
     environment = Environment(finalize=escaped)  # every value, so that a template cannot forget one
-    environment.filters |= {"code": code, "cell": cell}
+    environment.filters |= {"code": code, "cell": cell, "public": public}
     text = template.read_text(encoding="utf-8")
     return environment.from_string(text).render(card_data=Markdown(data.to_yaml()), **values)
 
@@ -55,3 +55,13 @@ def cell(text: str) -> Markdown:
 def printable_line(value: Any) -> str:
     # A line break would begin a heading, or a key of the card's head.
     return " ".join("".join(character if character.isprintable() else " " for character in str(value)).split())
+
+
+def on_hub(name: str | None) -> bool:
+    """Return whether a name looks like an id on the Hub and is no local path."""
+    return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+
+
+def public(name: str) -> str:
+    """Return a name as it may be published."""
+    return name if on_hub(name) else Path(name).name  # a path names folders of this machine

@@ -21,8 +21,8 @@ from ..store import BufferStore, history
 from . import progress
 from ._buffer_sizes import buffer_size_table
 from ._buffer_table import TABLE_FILE
-from ._card_template import Markdown, code, escaped, fill_card
-from .progress import DuelResult, duel_of
+from ._card_template import Markdown, fill_card, on_hub
+from .progress import duel_of
 
 MODEL_CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 PAPER = {
@@ -89,45 +89,25 @@ def write_model_card(folder: Path, store: BufferStore, facts: CardFacts) -> None
         base_model=base if on_hub(base) else None,
         repo_id=Markdown(re.sub(r"[^\w./-]+", "-", facts.repo_id or given["hub_model_id"] or name)),  # it is in code
         peft=facts.peft,
-        method=given["method"],
+        given=given,
+        method_args=", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items()),
+        dataset=data,
+        queries=f"{facts.queries:,}",
+        references=facts.method.responses_needed,
+        judge=given.get("judge_client") or given["judge_model"],
         step=state.global_step,
         steps=state.max_steps,
         epoch=f"{state.epoch or 0:g}"[:5],
         epochs=f"{state.num_train_epochs:g}",
-        settings=settings_table(facts),
         checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
         paper_title=PAPER["title"],
         citation=Markdown(PAPER["citation"]),
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
-        duel=duel_line(duel_of(folder, store)),
+        duel=duel_of(folder, store),
         **judging(store),
         **describe_buffers(store),
     )
     ModelCard(card).save(folder / "README.md")
-
-
-def settings_table(facts: CardFacts) -> list[tuple[str, Markdown]]:
-    """Return the settings of the run as rows of the card's table, in Markdown."""
-    given, data = facts.settings, facts.dataset_name
-    method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
-    named = given.get("judge_client") or given["judge_model"]
-    judge = escaped(public(named)) if named else "the embedded rubric judge"
-    quoted = "quoted" if given["judge_guard"] else "not quoted"
-    G = given["num_generations"]
-    rows = [
-        ("method", code(given["method"]) + (f" ({escaped(method_args)})" if method_args else "")),
-        ("data", f"{escaped(public(data)) + ', ' if data else ''}{facts.queries:,} queries"),
-        ("judge", f"{judge}; verdicts by `judge_decoding: {given['judge_decoding']}`, responses {quoted} in prompts"),
-        ("rollouts", f"{G} a query, up to {given['max_completion_length']} tokens"),
-        ("sampling", f"temperature {given['temperature']:g}, top-p {given['top_p']:g}, top-k {given['top_k']}"),
-        ("format", f"{code(given['format_check'])}, weight {given['format_weight']:g}"),
-        ("batch", f"{given['generation_batch_size'] // G} queries a generation"),
-        ("objective", f"`{given['loss_type']}`, rewards scaled by `{given['scale_rewards']}`, beta {given['beta']:g}"),
-        ("learning rate", f"{given['learning_rate']:g}, {given['lr_scheduler_type']}"),
-    ]
-    if needed := facts.method.responses_needed:
-        rows.insert(2, ("references", f"at least {needed} responses a query, from worst to best"))
-    return [(name, Markdown(value)) for name, value in rows]
 
 
 def judging(store: BufferStore) -> dict[str, Any]:
@@ -139,16 +119,6 @@ def judging(store: BufferStore) -> dict[str, Any]:
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
 
 
-def duel_line(duel: DuelResult | None) -> str | None:
-    if not duel:
-        return None
-    first, last = duel.epochs
-    return (
-        f"Epoch {last} beats epoch {first} in {duel.won} of {duel.duels} duels between"
-        f" responses to the same query. The judge, {public(duel.judge)}, saw each pair in both orders."
-    )
-
-
 def describe_buffers(store: BufferStore) -> dict[str, Any]:
     growth = buffer_size_table(store)
     since_last = progress.since_last_visit(progress.visits_by_query(store))
@@ -158,13 +128,3 @@ def describe_buffers(store: BufferStore) -> dict[str, Any]:
         "compared": [(epoch, str(found)) for epoch, found in since_last.items()],
         "table": TABLE_FILE,
     }
-
-
-def on_hub(name: str | None) -> bool:
-    """Return whether a name looks like an id on the Hub and is no local path."""
-    return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
-
-
-def public(name: str) -> str:
-    """Return a name as it may be published."""
-    return name if on_hub(name) else Path(name).name  # a path names folders of this machine

@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpointing._checkpoint import publishable
 from ..checkpointing._distributed import made_on_main_process
 from ..judge import Judge, RubricJudge
-from ..monitoring._model_card import public
+from ..monitoring._card_template import public
 from ..rewards._method import find_method
 from ..settings import changed_arguments, load_path
 from ..store import BufferStore
