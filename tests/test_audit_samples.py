@@ -347,7 +347,7 @@ def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, c
     words = ["rankbuffer-audit", "--dataset_name", HOWTO, "--samples", str(tmp_path / "bare.jsonl")]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("rankbuffer_tools.audit", run_name="__main__")
+        runpy.run_module("rankbuffer_tools.audit.command", run_name="__main__")
     assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*", stop.value.code)
     assert capsys.readouterr() == ("", ""), "no bar for reading the file either"
 

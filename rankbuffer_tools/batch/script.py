@@ -29,7 +29,8 @@ def run_script(
 ) -> None:
     """Read the settings, run `main`, and exit with the code that it returns."""
     program = Path(sys.argv[0])
-    name = f"rankbuffer-{program.parent.name}" if program.stem == "__main__" else program.stem
+    # `python -m` names the file of a command.
+    name = f"rankbuffer-{program.parent.name}" if program.stem == "command" else program.stem
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
