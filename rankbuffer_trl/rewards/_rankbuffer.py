@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
 from ..groups import RolloutGroup
 from ..judge import TOO_LONG, Judge, ranking_question
-from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
+from ..ranking import Ranking, coarse_to_fine, sort
 from ..settings import check_at_least
-from ._method import GroupScore, RewardMethod
+from ._method import GroupScore, RewardMethod, score_by_order
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +104,9 @@ class RankBuffer(RewardMethod):
         ranking = await coarse_to_fine(
             group.query, buffer, group.answered, judge, fine=self.fine, anchor_content=self.anchor_content
         )
-        return GroupScore(
-            rewards=self._rewards(group, ranking.order),
-            order=ranking.order,
+        return score_by_order(
+            group,
+            ranking.order,
             positions=ranking.positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
             before=buffer,
@@ -128,15 +128,13 @@ class RankBuffer(RewardMethod):
         """Score the first group of a query without reference responses: one ranking gives both rewards and anchors."""
         # With nothing to rank, or without a verdict, the query still has no buffer, and its next visit tries again.
         if len(group.answered) < 2:
-            order = tuple((rollout.id,) for rollout in group.answered)
-            return GroupScore(self._rewards(group, order), order)
+            return score_by_order(group, [(rollout.id,) for rollout in group.answered])
         verdict = await judge.ask(ranking_question(group.query, group.answered, kind="bootstrap"))
         if verdict is None:
-            return GroupScore(self._rewards(group, ()))
+            return score_by_order(group, ())
         sigma = sort(group.answered, verdict)
-        order = tuple((rollout.id,) for rollout in sigma)
         buffer = bootstrap_buffer(sigma, self.k0, group.known_epoch, group.step).visited()
-        return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
+        return score_by_order(group, [(rollout.id,) for rollout in sigma], fine_ranked=True, after=buffer)
 
     def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup, judge: Judge) -> AnchorBuffer:
         """Return the buffer for the next visit."""
@@ -161,10 +159,6 @@ class RankBuffer(RewardMethod):
                 *(len(buffer), group.query.id, limit),
             )
         return buffer.thinned(limit).visited()
-
-    @staticmethod
-    def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:
-        return rank_rewards(order, len(group.rollouts), [rollout.id for rollout in group.empty])
 
 
 METHOD = RankBuffer

@@ -93,7 +93,8 @@ class Listwise(RewardMethod):
         if self.rerank_disputed and passes:
             # A block that is the whole group may have been shown in these orders already. This happens with two.
             blocks = disputed(passes)
-            reranked = [order for block in blocks for order in self._next_orders(block, group) if order not in orders]
+            again = [order for block in blocks for order in balanced(block, 2, self.seed, group, after=self.passes)]
+            reranked = [order for order in again if order not in orders]
             passes += [order for order in await ask_passes(group, reranked, judge, kind=RERANK) if order is not None]
         return score_by_rank(group, expected_ranks(passes) if self._splits(group) else mean_ranks(passes))
 
@@ -107,10 +108,6 @@ class Listwise(RewardMethod):
     def _splits(self, group: RolloutGroup) -> bool:
         """Return whether a group is larger than a list may be."""
         return self.most_shown(len(group.rollouts)) < len(group.rollouts)
-
-    def _next_orders(self, block: tuple[int, ...], group: RolloutGroup) -> list[tuple[int, ...]]:
-        """Return the next two balanced orders of a block."""
-        return balanced(block, 2, self.seed, group, after=self.passes)
 
     def most_shown(self, G: int) -> int:
         return min(G, self.block or G)

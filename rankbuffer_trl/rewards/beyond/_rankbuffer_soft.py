@@ -10,7 +10,7 @@ from ...buffer import AnchorBuffer, initial_buffer
 from ...groups import RolloutGroup
 from ...judge import Judge, insertion_question
 from ...ranking import Ranking, rank_tiers
-from .._method import GroupScore
+from .._method import GroupScore, score_by_order
 from .._rankbuffer import RankBuffer
 
 
@@ -48,10 +48,9 @@ class RankBufferSoft(RankBuffer):
         rising = sorted(means, key=means.__getitem__)
         intervals = range(len(buffer) + 1)
         sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
-        order = rank_tiers(means)
-        return GroupScore(
-            rewards=self._rewards(group, order),
-            order=order,
+        return score_by_order(
+            group,
+            rank_tiers(means),
             positions=positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),
             before=buffer,
