@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.files import replacing
+from rankbuffer_trl.files import write_whole
 
 from .benchmark import OutputError, shortened
 
@@ -22,22 +22,14 @@ BROUGHT = (
 """What to do about a file of outputs, which may come from elsewhere."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        # A lone surrogate of a model becomes a question mark.
-        draft.write_text(text, encoding="utf-8", errors="replace")
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    write_whole(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     """Write a file of JSON lines whole or not at all."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_text(path: Path, hint: str) -> str:

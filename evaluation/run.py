@@ -18,6 +18,7 @@ from rankbuffer_tools.batch.script import read_settings
 from rankbuffer_tools.batch.server_check import check_judge
 from rankbuffer_tools.paper import paper_rows
 from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.files import write_whole
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_store
 
@@ -25,7 +26,7 @@ from .asking import need_judge
 from .assets import AssetError, Assets
 from .benchmark import Benchmark, OutputError
 from .config import REHEARSAL, EvaluationConfig
-from .files import write_json, write_text
+from .files import write_json
 from .generate import generate, missing_outputs
 from .registry import find_benchmark
 from .results import EvaluationReport, ModelResult
@@ -141,7 +142,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
     hashes = {name: assets.hashes(name) for name in benchmarks}
     settings = {"settings": asdict(config), "assets": hashes, "policies": policies}
     write_json(out / "results.json", settings | report.as_dict())
-    write_text(out / "results.md", report.markdown())
+    write_whole(out / "results.md", report.markdown())
     return report
 
 

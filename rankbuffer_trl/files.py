@@ -47,6 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all. Make its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        # A lone surrogate of a model becomes a question mark.
+        draft.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+
+
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the list of names of a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

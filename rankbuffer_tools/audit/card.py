@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.files import replacing
+from rankbuffer_trl.files import write_whole
 
 from .results import Audit
 
@@ -55,8 +55,7 @@ def card_of(audit: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
 def write_judge_card(folder: Path, card: dict[str, Any]) -> Path:
     """Write a card into a folder, and return its path."""
     file = folder / f"{card['judge']}.json"
-    with replacing(file) as draft:
-        text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False)
-        lists = re.compile(r"\[\s+([^][]*?)\s+\]")  # each in one line
-        draft.write_text(lists.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n", encoding="utf-8")
+    text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False)
+    lists = re.compile(r"\[\s+([^][]*?)\s+\]")  # each in one line
+    write_whole(file, lists.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")
     return file

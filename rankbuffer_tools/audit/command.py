@@ -14,7 +14,7 @@ import numpy as np
 
 from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.files import refuse_file, replacing
+from rankbuffer_trl.files import refuse_file, write_whole
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, RubricJudge, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -180,8 +180,7 @@ def write_audit(config: AuditConfig) -> int:
     # NaN is no JSON, and numbers of numpy become those of Python.
     values = {"config": asdict(config), **result.as_dict()}
     text = json.dumps(values, indent=2, allow_nan=False, default=np.generic.item)
-    with replacing(out / RESULT) as draft:
-        draft.write_text(text + "\n")
+    write_whole(out / RESULT, text + "\n")
     files = f"Numbers: {out / RESULT}. Figure: {out / 'audit.png'}."
     if config.card:
         card = write_judge_card(out, card_of(result, config.card, config.judge_decoding, config.judge_guard))

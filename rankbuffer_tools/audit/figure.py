@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ..report.chart import BLUE, GREEN, GREY, RED, save
+from rankbuffer_trl.files import write_whole
+
+from ..report.chart import BLUE, GREEN, GREY, RED
 from .results import SOFT, Audit, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
@@ -28,7 +30,7 @@ def audit_figure(path: Path, audit: Audit) -> None:
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.rankings)} queries", fontsize=10)
     file = io.BytesIO()  # whole before the file is replaced
     figure.savefig(file, format="png", dpi=150)
-    save(path, file.getvalue())
+    write_whole(path, file.getvalue())
 
 
 def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:

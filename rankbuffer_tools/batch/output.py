@@ -13,7 +13,7 @@ from pyarrow import ArrowException
 
 from rankbuffer_trl.data import DataError
 from rankbuffer_trl.decoding import read_json_as
-from rankbuffer_trl.files import replacing
+from rankbuffer_trl.files import replacing, write_whole
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 
@@ -127,5 +127,4 @@ def read_provenance(path: str | Path) -> list[dict[str, Any]]:
 
 def write_provenance(path: Path, steps: list[dict]) -> None:
     """Write the steps that made a data set to `<path>.provenance.json`."""
-    with replacing(beside(path, "provenance.json")) as draft:
-        draft.write_text(json.dumps({"steps": steps}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(beside(path, "provenance.json"), json.dumps({"steps": steps}, indent=2, ensure_ascii=False) + "\n")

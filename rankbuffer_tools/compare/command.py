@@ -20,7 +20,7 @@ from typing import Any
 
 from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.files import replacing
+from rankbuffer_trl.files import write_whole
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, Reading, Totals, explain
 from rankbuffer_trl.store import FOLDER, STORE_FILE, StoreError, history, read_store
@@ -94,9 +94,7 @@ def compare(config: CompareConfig) -> int:
         name: verdict.as_dict() if isinstance(verdict, Reading) else verdict for name, verdict in verdicts.items()
     }
     result |= {"answers": duels.pairs, "verdicts": stored}  # from which `duel_score` counts again
-    with replacing(config.result) as draft:
-        text = json.dumps(result, indent=2, allow_nan=False, default=asdict)
-        draft.write_text(text + "\n", encoding="utf-8")
+    write_whole(config.result, json.dumps(result, indent=2, allow_nan=False, default=asdict) + "\n")
     print(f"Numbers: {config.result}. Judgments: {config.log}.")
     return 0
 

@@ -5,15 +5,12 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-
-from rankbuffer_trl.files import replacing
 
 from .tables import TableRow
 
@@ -83,13 +80,6 @@ def csv_of(rows: Sequence[TableRow]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
-
-
-def save(path: Path, content: bytes) -> None:
-    """Write a file whole. Make its folder if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:  # no reader sees a part of it
-        draft.write_bytes(content)
 
 
 def window(table: Sequence[TableRow]) -> int:

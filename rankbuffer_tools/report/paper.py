@@ -14,11 +14,12 @@ from typing import Any
 
 from rankbuffer_trl.decoding import read_json_as
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.files import write_whole
 from rankbuffer_trl.rewards import load_method
 from rankbuffer_trl.store import history
 
 from ..paper import average, number, paper, paper_recipes, paper_rows
-from .chart import csv_of, save
+from .chart import csv_of
 from .runs import Run
 from .tables import TableRow
 
@@ -192,4 +193,4 @@ def write_paper(output: Path, table: Sequence[TableRow], notes: Sequence[str]) -
     rows = unrounded_rows(table)
     data = json.dumps({"notes": notes, "rows": rows}, indent=1)
     for ending, text in {"md": markdown(table, notes), "csv": csv_of(rows), "json": data}.items():
-        save(output / f"paper.{ending}", text.encode("utf-8", "replace"))
+        write_whole(output / f"paper.{ending}", text)

@@ -14,13 +14,14 @@ from rich.progress import track
 
 from rankbuffer_trl.data import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.files import write_whole
 from rankbuffer_trl.judge import REFERENCE, RubricJudge, Totals, rubric_score
 from rankbuffer_trl.monitoring import progress
 from rankbuffer_trl.store import history
 
 from . import tables
 from .browser import query_pages
-from .chart import POINTS, Chart, save
+from .chart import POINTS, Chart
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
 from .paper import PAPER, beside_the_paper, measured_rows, notes_on, read_evaluations, unrounded_rows, write_paper
@@ -95,7 +96,7 @@ def write_report(
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
         advantages = advantage_data(signals, any({*numbers} - drawn_steps for numbers in steps.values()))
         page = render(sections, comparison, advantages, step, made)
-        save(output / "index.html", page.encode("utf-8"))
+        write_whole(output / "index.html", page)
     if table:
         write_paper(output, table, notes)
     write_charts(output / "charts", [*comparison, fixed])
@@ -108,8 +109,8 @@ def write_report(
 def write_charts(folder: Path, charts: Sequence[Chart]) -> None:
     """Write a PNG and a CSV file for each chart."""
     for chart in charts:
-        save(folder / f"{chart.name}.png", chart.png())
-        save(folder / f"{chart.name}.csv", chart.csv().encode("utf-8", "replace"))
+        write_whole(folder / f"{chart.name}.png", chart.png())
+        write_whole(folder / f"{chart.name}.csv", chart.csv())
 
 
 def rubric_quality(queries: QueryTable) -> Quality:

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 
 from .. import __version__
 from ..decoding import read_json_as
-from ..files import fingerprint, replacing, sync
+from ..files import fingerprint, sync, write_whole
 from .manifest import (
     FOLDER,
     FORMAT,
@@ -311,8 +311,7 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
         sync(path)  # each is on the disk before the manifest says so
     listed = {name: fingerprint(path) for name, path in files.items()}
     manifest = {"format": FORMAT, **run, "store_sha256": hash_file(folder / state), "files": listed}
-    with replacing(folder / FOLDER / RUN) as draft:
-        draft.write_text(json.dumps(manifest, indent=1) + "\n")
+    write_whole(folder / FOLDER / RUN, json.dumps(manifest, indent=1) + "\n")
     for changed in (folder / FOLDER, folder):  # so that the new names are on the disk too
         sync(changed)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..files import replacing
+from ..files import write_whole
 from ._non_fatal import non_fatal
 
 METRICS_FILE = Path("_rankbuffer") / "metrics.jsonl"  # the Hub upload skips names that begin with an underscore
@@ -27,9 +27,8 @@ class StepLog(TrainerCallback):
         if state.is_world_process_zero and self.path.is_file():
             lines = self.path.read_text(errors="replace").splitlines()
             done = state.global_step or -1  # an evaluation before the first step has the step 0
-            with replacing(self.path) as draft:
-                # Neither lines of steps that the run does again, nor one that a kill cut off.
-                draft.write_text("".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
+            # Neither lines of steps that the run does again, nor one that a kill cut off.
+            write_whole(self.path, "".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
 
     @non_fatal(METRICS_FILE.name)
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs) -> None:

@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, P
 from transformers.utils import logging
 from trl import ModelConfig, ScriptArguments
 
-from rankbuffer_tools.report.chart import save
 from rankbuffer_tools.report.charts import curve_chart, growth_chart
 from rankbuffer_tools.report.report import write_report
 from rankbuffer_tools.report.tables import TableRow, quality_table, step_tables
@@ -31,6 +30,7 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.files import write_whole
 from rankbuffer_trl.judge import rubric_score
 from rankbuffer_trl.monitoring import buffer_size_table
 from rankbuffer_trl.stems import WORD
@@ -226,8 +226,8 @@ def main() -> None:
     console.print(example_table(queries, measure, responses))
 
     growth = buffer_size_table(store)
-    save(out / "quality.png", curve_chart("quality", "Quality", "", "rubric score", {"train": curve}).png())
-    save(out / "buffers.png", growth_chart(growth).png())
+    write_whole(out / "quality.png", curve_chart("quality", "Quality", "", "rubric score", {"train": curve}).png())
+    write_whole(out / "buffers.png", growth_chart(growth).png())
     totals = store.totals()
     summary = {
         "seed": arguments.seed,
