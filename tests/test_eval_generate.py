@@ -41,7 +41,7 @@ from rankbuffer_tools.batch.engines import (
     vllm_server,
 )
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge import JudgeError, Totals
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
 
@@ -59,7 +59,7 @@ def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_
     (tmp_path / "b.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(True)[:3]))
     assert made.respond(PROMPTS, tmp_path / "b.jsonl", "").values == first
     with AnswerLog(tmp_path / "b.jsonl") as log:
-        assert len(log) == len(PROMPTS) and 0 < log.totals().completion_tokens <= 6 * len(PROMPTS)
+        assert len(log.calls) == len(PROMPTS) and 0 < Totals.of(log.calls).completion_tokens <= 6 * len(PROMPTS)
     penalty = shutil.copytree(tiny_policy, tmp_path / "m")
     GenerationConfig.from_pretrained(penalty, repetition_penalty=9.0).save_pretrained(penalty)
     same = TransformersEngine(str(penalty), None, settings).respond(PROMPTS, tmp_path / "c.jsonl", "").values

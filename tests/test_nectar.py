@@ -149,13 +149,13 @@ def test_sample_leaves_a_row_out_and_counts_why(howto):
 DRIFT = {
     "no column 'prompt'; the columns are ['answers', 'turns'": lambda row: row.pop("prompt"),
     "no column 'answers'": lambda row: row.update(responses=row.pop("answers")),
-    "prompt is \"['a']\" (list)": lambda row: row.update(prompt=["a"]),
-    "answers is 'a' (str)": lambda row: row.update(answers="a"),
-    "answers[0] is 'a' (str)": lambda row: row.update(answers=["a"] * 7),
-    "answers[0].rank is '1' (str)": change(0, rank="1"),
-    "answers[0].rank is 'True' (bool)": change(0, rank=True),
-    f"answers[6].answer is '{'7' * 60}' (int)": change(6, answer=int("7" * 70)),
-    "answers[2].model is '7' (int)": change(2, model=7),
+    "prompt is ['a']": lambda row: row.update(prompt=["a"]),
+    "answers is 'a'": lambda row: row.update(answers="a"),
+    "answers[0] is 'a'": lambda row: row.update(answers=["a"] * 7),
+    "answers[0].rank is '1'": change(0, rank="1"),
+    "answers[0].rank is True": change(0, rank=True),
+    f"answers[6].answer is {'7' * 70}.": change(6, answer=int("7" * 70)),
+    "answers[2].model is 7": change(2, model=7),
     "answers[2] has no 'model'; it has ['answer', 'rank']": lambda row: row["answers"][2].pop("model"),
 }
 

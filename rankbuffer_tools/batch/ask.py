@@ -65,7 +65,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
     with AnswerLog("answers.jsonl") as log:
         if "q1" not in log:
             log.add("q1", *await judge.ask_with_cost(question))
-        print(log["q1"], log.totals().tokens)
+        print(log["q1"], Totals.of(log.calls).tokens)
     ```
     """
 
@@ -121,9 +121,6 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
     def __getitem__(self, key: str) -> Any:
         return self._answers[key].value
 
-    def __len__(self) -> int:
-        return len(self._answers)
-
     def call(self, key: str) -> Call:
         """Return what the answer of a key cost."""
         return self._answers[key].call
@@ -148,10 +145,6 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
                 self._file.truncate(start)  # whole lines only
                 raise
         self._keep(LoggedAnswer(key, value, call))
-
-    def totals(self) -> Totals:
-        """Add up what all answers in the file cost, those of earlier runs included."""
-        return Totals.of(self.calls)
 
     def close(self) -> None:
         """Close the file and release its lock."""

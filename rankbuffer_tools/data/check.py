@@ -18,6 +18,7 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import insertion_question, max_tokens
 from rankbuffer_trl.settings import check_at_least
 
+from ..batch.ask import shortened
 from ..batch.server_check import context_for
 from .lint import SAME, THERE, TWO, odd_rubrics
 from .tokens import TokenCounter
@@ -207,6 +208,4 @@ def value_counts(counts: Counter) -> str:
 
 def listed(query_ids: Sequence[str]) -> str:
     """Write the number of queries and the first three ids."""
-    if not query_ids:
-        return "0"
-    return f"{len(query_ids):,} (" + ", ".join(query_ids[:3]) + (", ...)" if len(query_ids) > 3 else ")")
+    return f"{len(query_ids):,} ({shortened(query_ids, 3)})" if query_ids else "0"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from rankbuffer_trl.data import DataError, prompt_faults, text_fault
+from rankbuffer_trl.decoding import excerpt
 from rankbuffer_trl.groups import Messages
 
 RANKS = 7
@@ -97,22 +98,17 @@ def check_schema(raw: dict, number: int) -> None:
         if column not in raw:
             fail(f"there is no column {column!r}; the columns are {list(raw)}")
     if not isinstance(raw["prompt"], str | None):
-        fail(f"prompt is {describe_value(raw['prompt'])}")
+        fail(f"prompt is {excerpt(raw['prompt'])}")
     if not isinstance(raw["answers"], list | None):
-        fail(f"answers is {describe_value(raw['answers'])}")
+        fail(f"answers is {excerpt(raw['answers'])}")
     for i, answer in enumerate(raw["answers"] or ()):
         if not isinstance(answer, dict):
-            fail(f"answers[{i}] is {describe_value(answer)}")
+            fail(f"answers[{i}] is {excerpt(answer)}")
         for key, kind in (("answer", str), ("model", str), ("rank", int | float)):
             if key not in answer:
                 fail(f"answers[{i}] has no {key!r}; it has {list(answer)}")
             if not isinstance(answer[key], kind | None) or isinstance(answer[key], bool):
-                fail(f"answers[{i}].{key} is {describe_value(answer[key])}")
-
-
-def describe_value(value: object) -> str:
-    """Write a value and its type, short enough for a message."""
-    return f"{str(value)[:60]!r} ({type(value).__name__})"
+                fail(f"answers[{i}].{key} is {excerpt(answer[key])}")
 
 
 @dataclass(frozen=True)

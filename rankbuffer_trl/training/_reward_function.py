@@ -25,8 +25,9 @@ from .._answers import Answer, AnswerExtractor, completion_text
 from .._step import PENDING
 from ..checkpointing._distributed import made_on_main_process, on_main_process
 from ..data._queries import DataError, QueryTable, normal_row
+from ..decoding import excerpt
 from ..errors import NotFiniteError, SettingsError
-from ..groups import Messages, Rollout, RolloutGroup
+from ..groups import Rollout, RolloutGroup
 from ..judge import Judge
 from ..monitoring._judged_thoughts import ThoughtMonitor
 from ..monitoring._metrics import PLACEMENT, placement_columns, step_metrics
@@ -262,12 +263,6 @@ class GroupReward:
             self._scorer = None
 
 
-def first_words(prompt: str | Messages) -> str:
-    """Return the beginning of a prompt for a message, or of its last turn."""
-    text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    return repr(text[:60] + ("..." if len(text) > 60 else ""))
-
-
 class RankBufferReward:
     """A reward function for a stock `GRPOTrainer`. Its rewards are ranks in [-1, 1], and `None` for unscored rollouts.
 
@@ -337,7 +332,7 @@ class RankBufferReward:
         if shared := [id for id in queries.ids if eval_queries and id in eval_queries]:
             raise DataError(
                 f"{len(shared)} prompts of eval_dataset are also in dataset, the first begins with"
-                f" {first_words(queries[shared[0]].prompt)}: keep them apart, or they count as evaluation"
+                f" {excerpt(queries[shared[0]].text)}: keep them apart, or they count as evaluation"
             )
         self._queries, self._eval_queries = queries, eval_queries or ()
         self.answers = answers or AnswerExtractor()
@@ -371,8 +366,9 @@ class RankBufferReward:
         ids = [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows]
         for id, prompt in zip(ids, prompts, strict=True):
             if id not in self._queries and id not in self._eval_queries:
+                last = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 raise DataError(
-                    f"RankBufferReward does not know the prompt that begins with {first_words(prompt)}: pass the"
+                    f"RankBufferReward does not know the prompt that begins with {excerpt(last)}: pass the"
                     " trainer's train_dataset as dataset, and its eval_dataset as eval_dataset"
                 )
         self._evaluating = any(id in self._eval_queries for id in ids)
