@@ -358,6 +358,7 @@ def test_over_budget_counts_all_attempts(tmp_path):
 # Resume, and the end
 
 
+@pytest.mark.slow
 def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     tmp_path, quickstart, data_file, capsys, monkeypatch
 ):

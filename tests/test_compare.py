@@ -470,6 +470,7 @@ def test_a_policy_that_was_trained_further_answers_anew(tiny_policy, tmp_path):
     assert counts == [1, 1, 2], "its old answers do not count as its own"
 
 
+@pytest.mark.slow
 def test_a_comparison_of_stored_answers_loads_no_torch(words, tmp_path):
     code = f"import sys; sys.argv = {['rankbuffer-compare', *map(str, words)]!r}\n"
     code += "from rankbuffer_tools.compare.command import main\ntry: main()\nfinally: print('torch' in sys.modules)"

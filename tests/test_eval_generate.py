@@ -202,6 +202,7 @@ def test_vllm_server_is_started_for_a_model_or_an_adapter_and_ended_with_its_chi
         assert has_ended(pid)
 
 
+@pytest.mark.slow
 def test_vllm_server_does_not_outlive_a_run_that_is_killed(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     code = f"""

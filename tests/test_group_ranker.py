@@ -179,6 +179,7 @@ def test_the_functions_that_the_page_shows_rank_groups(tmp_path, monkeypatch, ho
     names["loop"].run_until_complete(names["ranker"].close())
 
 
+@pytest.mark.slow
 def test_the_program_with_a_loop_of_its_own_prints_rewards():
     lines = run_program(ROOT / "examples" / "own_loop.py", timeout=60).splitlines()
     assert len(lines) == 4

@@ -173,6 +173,7 @@ def buffers_of(theirs: ScriptedTrainer) -> dict:
     return {id: state(buffer) for id in theirs.train_queries.ids if (buffer := store.load(id))}
 
 
+@pytest.mark.slow
 def test_a_run_has_the_rewards_buffers_and_weights_of_the_package(runs):
     folder, theirs, mine = runs
     rewards = (folder / "theirs" / "rewards.json").read_text()
@@ -182,6 +183,7 @@ def test_a_run_has_the_rewards_buffers_and_weights_of_the_package(runs):
     assert torch.equal(weights(mine.model), weights(theirs.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 6])  # in the first epoch of four steps and in the second
 def test_a_resumed_run_ends_like_an_uninterrupted_one(runs, tmp_path, tiny_policy, data_file, step):
     folder, _, mine = runs

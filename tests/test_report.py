@@ -178,6 +178,7 @@ def limits(monkeypatch):
         monkeypatch.setattr(module, name, 3)
 
 
+@pytest.mark.slow
 def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits):
     section = report.section_of(shown(), None, None, 4000, None, browser_mb=0)
     (entry,), (packed,) = section.index["queries"], section.pages
