@@ -133,6 +133,7 @@ def load(model: str, device: str | None, dtype: str) -> tuple[Any, Any]:
         raise SettingsError("a judge in the process cannot be loaded under ZeRO-3: serve it, and set judge_url")
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise SettingsError(f"judge_client_args: torch has no dtype {dtype!r}: name another one, such as bfloat16")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training, so that an audit and a run have the same judge
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with torch.random.fork_rng():  # a resumed run loads them at another step

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,6 +186,35 @@ def test_a_step_without_a_finite_gradient_is_not_taken(tmp_path, tiny_policy, sc
         trainer.train()
     weights = [weight.isfinite().all() for weight in trainer.model.parameters()]
     assert all(weights) == left == (tmp_path / "checkpoint-2").exists()
+
+
+def test_steps_that_deepspeed_leaves_out_end_a_run_that_makes_no_other(tmp_path, tiny_policy, monkeypatch):
+    trainer = make(tmp_path, tiny_policy, Rewards())
+    trainer.is_deepspeed_enabled, skipped = True, [True]
+    monkeypatch.setattr(type(trainer.accelerator), "optimizer_step_was_skipped", property(lambda _: skipped[0]))
+    norm = partial(trainer._get_grad_norm, trainer.model)
+    assert [norm(math.inf), norm(math.inf), norm(1.0), norm(math.inf), norm(math.inf)] == [math.inf] * 2 + [1] + [
+        math.inf
+    ] * 2
+    with pytest.raises(NotFiniteError, match="has the norm inf, as those of the 2 steps before have"):
+        norm(math.inf)
+    skipped[0], trainer._left_out = False, 0
+    assert {norm(math.inf) for _ in range(9)} == {math.inf}, "a step that was taken is not left"
+    skipped[0], trainer.args.fp16 = True, True
+    assert {norm(math.inf) for _ in range(9)} == {math.inf}, "its scaler leaves such steps out"
+
+
+def test_a_checkpoint_that_leaves_out_weights_is_refused(tmp_path, tiny_policy):
+    trainer = make(tmp_path, tiny_policy, Rewards())
+
+    def load(*missing: str) -> None:
+        trainer._issue_warnings_after_load(SimpleNamespace(missing_keys=missing, unexpected_keys=()))
+
+    assert trainer.model.config.tie_word_embeddings
+    load("lm_head.weight")
+    load()
+    with pytest.raises(CheckpointError, match=r"^1 weights of the policy were not restored, among them model\.norm"):
+        load("lm_head.weight", "model.norm.weight")
 
 
 class Draws(TrainerCallback):

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from aiohttp import web
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
@@ -53,7 +54,9 @@ def config(model: str, **changes) -> EvaluationConfig:
 
 def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_policy, tmp_path):
     settings = config(tiny_policy)
+    torch.backends.cuda.enable_cudnn_sdp(True)
     made = TransformersEngine(tiny_policy, None, settings)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     first = made.respond(PROMPTS, tmp_path / "a.jsonl", "").values
     assert list(first) == [prompt.id for prompt in PROMPTS] and len(set(first.values())) > 1
     (tmp_path / "b.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(True)[:3]))

@@ -51,6 +51,10 @@ def test_every_question_gets_a_verdict_that_an_untrained_model_would_not_say(mod
     assert {(call.attempts, call.server, call.usage.cached) for call in calls} == {(1, "", 0)}
     assert all(call.usage.prompt > 50 and call.usage.completion > 2 for call in calls)
     assert ask(model, *questions)[0] == found
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load.cache_clear()
+    load(model, None, "auto")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 ANSWERS = [

@@ -75,6 +75,7 @@ def servers(launched: Launch) -> dict:
         for option in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
             assert rollouts.value(option) == theirs[theirs.index(option) + 1]
         assert rollouts.env["VLLM_SERVER_DEV_MODE"] == "1"
+        assert rollouts.value("--gpu-memory-utilization") == "0.9"
         assert (rollouts.argv[1], rollouts.value("--max-model-len")) == (POLICY, "8192"), "4,096 + 4,096 tokens"
     if judge := found.get("8001"):
         assert "VLLM_SERVER_DEV_MODE" not in judge.env and "--weight-transfer-config" not in judge.argv

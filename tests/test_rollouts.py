@@ -44,6 +44,7 @@ from rankbuffer_trl.training._rollouts import (
     RolloutError,
     SeparateRollouts,
     known_to_us,
+    send_copies,
     spare_proxy,
 )
 from rankbuffer_trl.training._trainer import RankBufferTrainer
@@ -172,6 +173,54 @@ def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_p
             client.generate(PROMPTS)
         client.reset_prefix_cache()
         trainer.close()
+
+
+def test_weights_are_sent_as_they_were_when_they_came(tmp_path, tiny_policy, rows, server, monkeypatch):
+    """vLLM packs them after TRL has taken the adapter out again."""
+    sent = []
+    monkeypatch.setattr(VLLMClient, "update_named_params", lambda client, metadata, weights: sent.append([*weights]))
+    with server() as (_, url):
+        trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url), rows, peft_config=lora())
+        for name, weight in trainer.model.named_parameters():
+            weight.data += 1e-2 * ("lora" in name)
+        trainer.model.merge_adapter()
+        merged = [weight.clone() for name, weight in trainer.model.named_parameters() if "lora" not in name]
+        trainer.model.unmerge_adapter()
+        trainer.vllm_generation.sync_weights()
+        trainer.close()
+    assert all(torch.equal(weight, other) for (_, weight), other in zip(sent[0], merged, strict=True))
+
+
+def test_weights_of_importance_that_vanish_are_named(tmp_path, tiny_policy, rows, server, caplog):
+    """TRL's default is the product of the ratios of all tokens, each of which top-p makes smaller."""
+    with server() as (_, url):
+        for more, named in (
+            ({"top_p": 0.95}, True),
+            ({"top_k": 20}, True),
+            ({}, False),
+            ({"top_p": 0.95, "vllm_importance_sampling_mode": "token_truncate"}, False),
+            ({"top_p": 0.95, "vllm_importance_sampling_correction": False}, False),
+        ):
+            args = server_config(tmp_path, url, **{"vllm_importance_sampling_correction": True} | more)
+            RankBufferTrainer(tiny_policy, args, rows).close()
+            assert ("vllm_importance_sampling_mode=sequence_mask multiplies" in caplog.text) == named
+            caplog.clear()
+
+
+def test_old_prefixes_leave_the_server_whatever_it_works_on(caplog):
+    asked, kept = [], {"success": False}
+    client = SimpleNamespace(
+        base_url="http://there", _post=lambda *args, **kwargs: asked.append((args, kwargs)) or kept
+    )
+    client.update_named_params = lambda metadata, weights: None
+    send_copies(client)
+    client.reset_prefix_cache()
+    assert asked == [(("http://there/reset_prefix_cache",), {"params": {"reset_running_requests": "true"}})]
+    assert "keeps prefixes that the policy of an earlier step" in caplog.text
+    caplog.clear()
+    kept["success"] = True
+    client.reset_prefix_cache()
+    assert not caplog.text
 
 
 def test_a_rollout_server_needs_a_context_for_prompt_and_completion(tmp_path, tiny_policy, rows, server, caplog):

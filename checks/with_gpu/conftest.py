@@ -2,8 +2,8 @@
 
 They tell in about ten minutes whether a machine can train: bf16, checkpoints that resume exactly, LoRA, rollouts from
 vLLM on the same GPU, the transfer of weights, a judge on the same GPU, and attention. The tests make their policy of
-random weights themselves and download nothing. On one H200 the first four have passed (docs/results.md); the vLLM test
-of LoRA, the judge on the same GPU, the second GPU and attention are still to be run.
+random weights themselves and download nothing. On one H200 the first four have passed (docs/results.md); those of
+LoRA under vLLM, the judge on the same GPU, the second GPU and attention are still to be run.
 """
 
 import os

@@ -81,11 +81,12 @@ def test_a_judge_on_the_same_gpu(train, serve, policy, tmp_path):
     check_that_it_learned(folder, policy)
 
 
-def test_the_weights_reach_a_server_on_a_second_gpu(train, serve, policy, tmp_path):
+@pytest.mark.parametrize("name", ["server", "LoRA with a server"])
+def test_the_weights_reach_a_server_on_a_second_gpu(train, serve, policy, tmp_path, name):
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL sends weights between two GPUs, and this machine has one")
     server = serve(gpu=1)
-    folder = train(gpu_command("server", policy, tmp_path / "run", "--vllm_server_base_url", server.root))
+    folder = train(gpu_command(name, policy, tmp_path / "run", "--vllm_server_base_url", server.root))
     check_that_it_learned(folder, policy)
     gaps = logged(folder, "sampling/sampling_logp_difference/mean")
     assert len(gaps) == 4 and max(gaps) < LOGP_GAP, gaps

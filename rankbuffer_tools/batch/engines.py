@@ -121,6 +121,8 @@ class TransformersEngine:
         import torch
         from transformers import AutoModelForCausalLM
 
+        # On Blackwell GPUs its kernel can give wrong answers (pytorch/pytorch#193893). Training does without it, too.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.config = config
         self.tokenizer = load_policy_tokenizer(model, adapter_of)
         self.tokenizer.padding_side = "left"  # a response follows the end of its prompt

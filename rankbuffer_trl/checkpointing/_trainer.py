@@ -49,6 +49,7 @@ TORCH_CANNOT_WRITE = (
     "write(): fd",
     "Parent directory",
 )
+MOST_LEFT_OUT = 3  # steps in a row that DeepSpeed may leave out
 
 
 class RunState(Protocol):
@@ -124,6 +125,7 @@ class ResumableTrainer(GRPOTrainer):
         self._checkpoints = checkpoints
         self._after_step: Callable[[], None] | None = None
         self._in_step = False
+        self._left_out = 0  # steps in a row without a finite gradient
         self._stop = StopEarly(run_state.ends_generation, run_state.over_budget, run_state.wake)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
@@ -226,15 +228,33 @@ class ResumableTrainer(GRPOTrainer):
     def _get_grad_norm(self, *args, **kwargs) -> Any:
         """Return the norm of the gradient as transformers does. Leave the step if it would destroy the policy."""
         norm = super()._get_grad_norm(*args, **kwargs)
-        # In half precision, the scaler leaves such a step out. DeepSpeed tells the norm of a step that it has taken.
-        half = self.accelerator.scaler is not None
-        if norm is not None and not (half or self.is_deepspeed_enabled or math.isfinite(norm)):
-            fault = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
-            raise NotFiniteError(
-                f"{fault}, so the step was not taken: set dtype to float32, or start again with a lower learning_rate,"
-                " because a resume keeps that of its checkpoint"
+        # With a scaler, as of fp16, a gradient beyond its range is usual, and its step is left out.
+        if norm is None or math.isfinite(norm) or self.accelerator.scaler is not None or self.args.fp16:
+            self._left_out = 0
+            return norm
+        fault = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
+        if self.is_deepspeed_enabled:  # which has left the step out already, or taken it
+            self._left_out += self.accelerator.optimizer_step_was_skipped
+            if self._left_out < MOST_LEFT_OUT:
+                return norm
+            fault = f"{fault}, as those of the {MOST_LEFT_OUT - 1} steps before have"
+        raise NotFiniteError(
+            f"{fault}, so the step was not taken: set dtype to float32, or start again with a lower learning_rate,"
+            " because a resume keeps that of its checkpoint"
+        )
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint without weights of the policy, of which transformers only warns."""
+        # transformers 5.17 restores no experts of a mixture without ZeRO (huggingface/transformers#48805).
+        missing = set(load_result.missing_keys)
+        weights = self.model.state_dict() if missing else {}
+        tied = {weight.data_ptr() for name, weight in weights.items() if name not in missing}
+        if lost := [name for name in weights if name in missing and weights[name].data_ptr() not in tied]:
+            raise CheckpointError(
+                f"{len(lost)} weights of the policy were not restored, among them {lost[0]}: resume under ZeRO-3, or"
+                " with a version of transformers that restores them"
             )
-        return norm
+        super()._issue_warnings_after_load(load_result)
 
     def _save_without_step(self) -> None:
         """Save the end of the step before, if this run has made one and it is not saved, on all processes."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import torch
 from accelerate import PartialState
 from accelerate.logging import get_logger
 from aiohttp import ClientSession, TCPConnector
@@ -304,6 +305,35 @@ def limit_requests(client: VLLMClient, seconds: float) -> None:
     """Let a request of TRL's client end after so many seconds without an answer."""
     # TRL sets no limit to them. They send weights, and ask for the rollouts that `SeparateRollouts` does not ask for.
     client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
+
+
+def send_copies(client: VLLMClient) -> None:
+    """Send weights as they are when TRL yields them, and let the server forget what it computed with older ones."""
+    send = client.update_named_params
+    client.update_named_params = lambda metadata, weights: send(metadata, copies(weights))
+    client.reset_prefix_cache = partial(forget_prefixes, client)
+
+
+def copies(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of weights, each made when the GPU has nothing else to do."""
+    # vLLM packs weights when its buffer is full or none is left. By then TRL has taken the adapter out of the last
+    # ones, whose layers would answer as those of the base. vLLM also takes them in a stream that waits neither for the
+    # optimizer nor for the broadcast before, beside which a gather may wait for ever (huggingface/trl#6797).
+    settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    settle()
+    for name, weight in weights:
+        yield name, weight.clone()
+        settle()
+
+
+def forget_prefixes(client: VLLMClient) -> None:
+    """Empty the server's cache of prefixes, even while it works on requests that a killed run has left behind."""
+    answer = client._post(f"{client.base_url}/reset_prefix_cache", params={"reset_running_requests": "true"})
+    if answer == {"success": False}:  # TRL does not look
+        logger.warning(
+            f"the rollout server {client.base_url} keeps prefixes that the policy of an earlier step has computed,"
+            " because it works on other requests: let it serve this run alone"
+        )
 
 
 def spare_proxy(url: str) -> None:

@@ -33,7 +33,7 @@ from ..store import BufferStore
 from ._config import RankBufferConfig
 from ._plan import RunPlan
 from ._reward_functions import not_finite, numbered, with_inf_for_nan
-from ._rollouts import check_prompt_lengths, limit_requests, separate_rollouts, spare_proxy
+from ._rollouts import check_prompt_lengths, limit_requests, send_copies, separate_rollouts, spare_proxy
 from ._state import StoreState
 
 logger, once = logging.getLogger(__name__), get_logger(__name__)
@@ -48,6 +48,11 @@ ROUNDS_AWAY = (
     "the policy's weights are bfloat16, and no copy in float32 is trained, as ZeRO and FSDP have one: steps of"
     " learning_rate={} round away. In 200 steps, 2 % of such weights move at 1e-6, 15 % at 1e-5, 55 % at 5e-5: set"
     " dtype to float32, or train with LoRA or ZeRO"
+)
+VANISH = (
+    "vllm_importance_sampling_mode={} multiplies the ratios of all tokens of a rollout, which top_p and top_k make"
+    " smaller, so that long rollouts hardly count: set it to token_truncate, or vllm_importance_sampling_correction to"
+    " false"
 )
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
@@ -143,6 +148,9 @@ class RankBufferTrainer(ResumableTrainer):
         self.reward_weights[FORMAT : FORMAT + len(weights)] = torch.tensor(weights)
         if self.accelerator.is_main_process and self._rounds_away():
             logger.warning(ROUNDS_AWAY.format(args.learning_rate))
+        mode = args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode
+        if mode and mode.startswith("sequence") and (args.top_p < 1 or args.top_k):
+            once.warning(VANISH.format(mode))
         for line in plan.batches.long_warmup():
             once.warning(line)
         self.add_callback(StepLog(args.output_dir))
@@ -157,6 +165,7 @@ class RankBufferTrainer(ResumableTrainer):
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
+            send_copies(self.vllm_generation.vllm_client)
         self._rollouts = separate_rollouts(self, self._arrived)
         # Of several environments, each row names its own; their tools are not counted.
         tools = [] if len(getattr(self, "_env_tools", ())) > 1 else self.tools

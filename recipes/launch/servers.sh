@@ -199,7 +199,9 @@ rollout_command() {
     case ${ROLLOUT_SERVER:-vllm} in
     vllm)
         ROLLOUTS=(
+            # Weights arrive in 2 GiB that vLLM does not count: of its own, it would take 0.92.
             vllm serve "$POLICY" --host "$1" --port "$PORT" --tensor-parallel-size "$gpus" --max-model-len 8192
+            --gpu-memory-utilization 0.9
             --data-parallel-size "$ROLLOUT_COPIES" --generation-config vllm --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
         )
         ;;

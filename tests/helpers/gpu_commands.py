@@ -25,6 +25,7 @@ RUNS = {
     "LoRA in colocate": (*COMMON, *COLOCATE, *LORA),
     "judge": (*COMMON, *JUDGE, "--judge_url", "http://127.0.0.1:8001/v1"),
     "server": (*COMMON, *SERVER, "--vllm_server_base_url", "http://127.0.0.1:8000"),
+    "LoRA with a server": (*COMMON, *SERVER, *LORA, "--vllm_server_base_url", "http://127.0.0.1:8000"),
 }
 """The arguments of each run by name, without policy and output folder. Tests put the addresses of their servers."""
 
