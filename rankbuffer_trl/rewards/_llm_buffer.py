@@ -15,7 +15,7 @@ from ..buffer import Anchor, AnchorBuffer, initial_buffer
 from ..groups import Query, RolloutGroup
 from ..judge import Judge, selection_question
 from ..ranking import Ranking, coarse_to_fine
-from ._method import GroupScore, RewardMethod, score_by_order
+from ._method import GroupScore, RewardMethod, score_by_ranking
 
 SIZE = 4  # the paper's instruction asks for "exactly four"
 
@@ -49,14 +49,7 @@ class LLMBuffer(RewardMethod):
         after = ladder(buffer, ranking, group)
         if not self.look_ahead and len(after) > SIZE:  # four anchors alone leave nothing to select
             after = await self._select(group.query, after, [], judge)
-        return score_by_order(
-            group,
-            ranking.order,
-            positions=ranking.positions,
-            fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
-            before=buffer,
-            after=after.visited(),
-        )
+        return score_by_ranking(group, ranking, buffer, after.visited())
 
     async def _select(self, query: Query, ladder: AnchorBuffer, seen: list[str], judge: Judge) -> AnchorBuffer:
         """Return the four that the manager selects as a buffer."""

@@ -16,7 +16,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge
-from ..ranking import rank_tiers, rewards_from_ranks, tier_ranks
+from ..ranking import Ranking, rank_tiers, rewards_from_ranks, tier_ranks
 from ..settings import check_arguments, load_path, near
 from ._cost import simulated_costs
 
@@ -129,6 +129,19 @@ def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **fields
             Further fields of [`GroupScore`].
     """
     return score_by_rank(group, tier_ranks(order), **fields)
+
+
+def score_by_ranking(
+    group: RolloutGroup,
+    ranking: Ranking,
+    before: AnchorBuffer,
+    after: AnchorBuffer,
+    order: Iterable[Sequence[int]] | None = None,
+) -> GroupScore:
+    """Return the score of a method that ranks a group against a buffer. `order` may replace that of the ranking."""
+    crowded = any(len(rollouts) >= 2 for rollouts in ranking.sigma)
+    places = {"positions": ranking.positions, "before": before, "after": after}
+    return score_by_order(group, ranking.order if order is None else order, fine_ranked=crowded, **places)
 
 
 def score_by_rank(group: RolloutGroup, ranks: Mapping[int, Fraction | float], **fields: Any) -> GroupScore:

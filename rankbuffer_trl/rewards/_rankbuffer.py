@@ -11,7 +11,7 @@ from ..groups import RolloutGroup
 from ..judge import TOO_LONG, Judge, ranking_question
 from ..ranking import Ranking, coarse_to_fine, sort
 from ..settings import check_at_least
-from ._method import GroupScore, RewardMethod, score_by_order
+from ._method import GroupScore, RewardMethod, score_by_order, score_by_ranking
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +104,8 @@ class RankBuffer(RewardMethod):
         ranking = await coarse_to_fine(
             group.query, buffer, group.answered, judge, fine=self.fine, anchor_content=self.anchor_content
         )
-        return score_by_order(
-            group,
-            ranking.order,
-            positions=ranking.positions,
-            fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
-            before=buffer,
-            after=self._updated(buffer, ranking, group, judge),
-        )
+        after = self._updated(buffer, ranking, group, judge)
+        return score_by_ranking(group, ranking, buffer, after)
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         n = len(group.answered)

@@ -10,7 +10,7 @@ from ...buffer import AnchorBuffer, initial_buffer
 from ...groups import RolloutGroup
 from ...judge import Judge, insertion_question
 from ...ranking import Ranking, rank_tiers
-from .._method import GroupScore, score_by_order
+from .._method import GroupScore, score_by_ranking
 from .._rankbuffer import RankBuffer
 
 
@@ -48,14 +48,9 @@ class RankBufferSoft(RankBuffer):
         rising = sorted(means, key=means.__getitem__)
         intervals = range(len(buffer) + 1)
         sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
-        return score_by_order(
-            group,
-            rank_tiers(means),
-            positions=positions,
-            fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),
-            before=buffer,
-            after=self._updated(buffer, Ranking(positions, sigma), group, judge),
-        )
+        ranking = Ranking(positions, sigma)
+        after = self._updated(buffer, ranking, group, judge)
+        return score_by_ranking(group, ranking, buffer, after, order=rank_tiers(means))
 
 
 METHOD = RankBufferSoft
