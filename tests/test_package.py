@@ -93,7 +93,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
 @pytest.mark.slow
 def test_each_command_runs_as_a_module_too(package, monkeypatch, capsys):
     for name, entry in package["scripts"].items():
-        module = entry.partition(".command:")[0]
+        module = entry.partition(":")[0]
         monkeypatch.setattr(sys, "argv", [name, "--help"])
         with pytest.raises(SystemExit, match="0"):
             runpy.run_module(module, run_name="__main__")
