@@ -64,25 +64,26 @@ def generate(config: EvaluationConfig, missing: Iterable[Missing]) -> None:
         with nullcontext(running) if running else engine(config, label, model, adapter_of, log) as responder:
             for benchmark in benchmarks:
                 folder = config.folder(label, benchmark.name)
-                respond(responder, benchmark, folder, label, opened, config.format_check)
+                respond(responder, benchmark, folder, label, opened, config)
 
 
 def respond(
-    responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool, check: str | None = None
+    responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool, config: EvaluationConfig
 ) -> None:
-    """Generate the outputs of one model for one benchmark. For `opened` and `check` see [`read_answers`]."""
+    """Generate the outputs of one model for one benchmark. For `opened` see [`read_answers`]."""
     what = f"{benchmark.title}: responses of {label}"
-    texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what).values
-    answers = read_answers(texts, opened, what, check)
+    responses = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
+    answers = read_answers(responses.values, opened, what, config.format_check)
     plain = {id: without_markers(answer) for id, answer in answers.items()}  # markers would change the judge's prompt
     benchmark.write_outputs(folder, label, plain)
     benchmark.read_outputs(folder, label)  # checks them before anything else is generated
     facts: dict[str, Any] = {
         "responses": len(answers),
         "empty": sum(not answer for answer in answers.values()),
+        f"cut off at max_new_tokens={config.max_new_tokens}": len(responses.cut_at(config.max_new_tokens)),
         "with chat markers, which were broken up": sum(plain[id] != answer for id, answer in answers.items()),
     }
-    write_json(folder / GENERATION, facts | {"format_check": check})
+    write_json(folder / GENERATION, facts | {"format_check": config.format_check})
     print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
 
 

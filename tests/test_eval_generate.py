@@ -57,7 +57,9 @@ def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_
     torch.backends.cuda.enable_cudnn_sdp(True)
     made = TransformersEngine(tiny_policy, None, settings)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-    first = made.respond(PROMPTS, tmp_path / "a.jsonl", "").values
+    answers = made.respond(PROMPTS, tmp_path / "a.jsonl", "")
+    assert not answers.cut_at(7) and answers.cut_at(1) == {*answers.values}
+    first = answers.values
     assert list(first) == [prompt.id for prompt in PROMPTS] and len(set(first.values())) > 1
     (tmp_path / "b.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(True)[:3]))
     assert made.respond(PROMPTS, tmp_path / "b.jsonl", "").values == first

@@ -115,7 +115,7 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     other = replace(done.report, results={"mine": pair}, titles=dict(zip(pair, ("Poems", "AH"), strict=True)))
     assert re.search(r"\| paper: RankBuffer +\| - +\| 30.20 +\| - +\|\n", other.markdown()), "nor a mean of this pair"
     facts = json.loads((done.out / "mine" / "wildbench" / "generation.json").read_text())
-    assert list(facts.values()) == [ROWS, 0, 0, None]
+    assert list(facts.values()) == [ROWS, 0, 0, 0, None]
 
 
 IDS = {"alpaca_eval": "instruction", "arena_hard": "uid", "wildbench": "session_id", "writingbench": "index"}
@@ -394,7 +394,7 @@ def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monk
         main()
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
     printed = capsys.readouterr().out
-    assert "| mine" in printed and f"{ROWS} responses, 0 empty" in printed
+    assert "| mine" in printed and f"{ROWS} responses, 0 empty, 0 cut off at max_new_tokens=" in printed
 
 
 def test_evaluate_gives_the_key_to_the_judge_and_to_no_file_and_shows_none_that_it_echoes(

@@ -59,7 +59,7 @@ from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, inser
 from rankbuffer_trl.judge import _openai_client as openai_client
 from rankbuffer_trl.judge._completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
 from rankbuffer_trl.judge._errors import masked
-from rankbuffer_trl.judge._judge import ODD, warn_of_counts
+from rankbuffer_trl.judge._judge import ODD, warn_of_counts, warn_of_odd_count
 from rankbuffer_trl.judge._ledger import MOST_TOKENS
 from rankbuffer_trl.judge._openai_client import OpenAIClient
 from rankbuffer_trl.judge._servers import Servers
@@ -295,6 +295,29 @@ def test_client_names_another_model_that_answers_once(fault, question, caplog):
     assert [line.split("answers as ")[1].split(":")[0] for line in lines] == ["gpt-4o-mini", "llama-3"]
 
 
+def test_client_names_several_providers_behind_one_address_once(fault, question, caplog, monkeypatch):
+    monkeypatch.setattr(openai_client, "PROVIDERS", {})
+    for provider in (None, "Alpha", "Alpha", "Beta", "Gamma", "Alpha"):
+        text = completion(GOOD).body.replace(
+            b'"model"', b'"provider": ' + json.dumps(provider).encode() + b', "model"'
+        )
+        assert ask_all(Judge(fault.client(body(text), 0)), [question]) == [1]
+    (line,) = [line for line in caplog.messages if "by several providers" in line]
+    assert "such as Alpha and Beta, whose verdicts may differ" in line
+
+
+def test_client_takes_no_key_and_no_account_from_the_environment(fault, question, monkeypatch):
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer of-another-server")
+    monkeypatch.setenv("OPENAI_ORG_ID", "of-another-server")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "of-another-server")
+    sent: list[str] = []
+    client = fault.client(lambda request, n: sent.append(str(request.headers)) or completion(GOOD), 0)
+    assert ask_all(Judge(client), [question]) == [1]
+    assert sent and "of-another-server" not in sent[0]
+    own = OpenAIClient("https://api.openai.com/v1", "m")._client
+    assert own.organization == own.project == "of-another-server"
+
+
 def test_client_waits_as_long_as_a_server_says(fault, question, monkeypatch):
     sleep, slept = anyio.sleep, []
 
@@ -385,7 +408,8 @@ def test_masked_leaves_out_a_key_that_a_server_has_encoded(key, before, after):
 
 
 @pytest.mark.parametrize(
-    ("owner", "role", "neutral"), [("vllm", "judge", True), ("vllm", "sampler", False), ("library", "judge", False)]
+    ("owner", "role", "neutral"),
+    [("vllm", "judge", True), ("sglang", "judge", True), ("vllm", "sampler", False), ("library", "judge", False)],
 )
 def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutral, fault, question, monkeypatch):
     def handle(request, n):
@@ -397,7 +421,8 @@ def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutra
     monkeypatch.setattr(openai_client, "VLLM", {})
     assert ask_all(Judge(Servers([fault.client(handle, 0, **settings)])), [question] * 3) == [1] * 3
     assert len(fault.seen) == 3 + (role == "judge"), "one look at the models, before the first question"
-    expected = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0} if neutral else {}
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    expected = penalties | {"top_k": -1, "top_p": 1.0} if neutral else {}
     assert fault.seen[-1].items() & openai_client.NEUTRAL.items() == expected.items()
 
 
@@ -450,6 +475,11 @@ def test_judge_names_a_count_of_tokens_that_is_hardly_true_once(tokens, odd, fau
     ODD.clear()
     assert ask_all(judge, [asked] * 2) == [1, 1]
     assert caplog.text.count(f"counts {tokens:,} tokens for a prompt of 100 characters") == odd
+    assert ("it may have cut the prompt" in caplog.text) == (tokens == 9)
+    caplog.clear()
+    ODD.clear()
+    warn_of_odd_count("there", tokens, 5, [{"content": "x" * 100}])
+    assert bool(ODD) == (tokens < 10 or tokens > 5 * 1100), "a server may count the prompt for each of five samples"
 
 
 # Token counts

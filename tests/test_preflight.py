@@ -355,6 +355,15 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
         assert "probabilities" not in hard and "logprobs" not in others[-1]
 
 
+def test_preflight_warns_of_a_server_whose_probabilities_have_no_doubt(tmp_path, queries):
+    soft = {"method": "ratings_soft", "judge_concurrency": 2}
+    certain = spelled('{"', "score", '": ', ("8", {"8": 1.0}), "}")
+    for logprobs, sure in (certain, True), (SURE, False):
+        with vllm_like(4096, lambda logprobs=logprobs: saying('{"score": 8}', logprobs=logprobs)) as (url, _):
+            assert ("the judge is sure of each of 8" in check(settings(tmp_path, url, **soft), queries)) == sure
+    assert "is sure" not in check(settings(tmp_path, **soft), queries), "the embedded judge never doubts"
+
+
 def test_a_server_without_probabilities_answers_several_times(tmp_path, queries):
     def several(*scores: int):
         usage = {"prompt_tokens": 100, "completion_tokens": 7 * len(scores)}

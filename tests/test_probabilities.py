@@ -142,6 +142,15 @@ def test_read_chances_of_numbers_that_share_a_token():
     assert read_chances(DIGITS, 8, spelled('{"score": ', ("8", first), "}")).mean == pytest.approx(0.5 + 2.4 + 1.8)
 
 
+def test_read_chances_refuses_to_be_sure_of_what_has_no_alternatives():
+    """llama.cpp with a draft model lists them for the first token of an answer alone, and gives the others 0."""
+    forced = [{"token": token, "logprob": 0, "top_logprobs": []} for token in ('{"winner', '": "', "A")]
+    with pytest.raises(ProbabilityError, match=r"lists no alternatives to 'A', as llama\.cpp does"):
+        read_chances(A_OR_B, "A", {"content": forced})
+    doubted = place("A", {"A": 0.5, "B": 0.5})
+    assert read_chances(A_OR_B, "A", {"content": [*forced[:2], doubted]}).chances == {"A": 0.5, "B": 0.5}
+
+
 def test_reading_is_the_same_after_json():
     for verdict, value, token in ((DIGITS, 8, "8"), (A_OR_B, "A", '"A"')):
         (key,) = verdict.properties

@@ -166,6 +166,11 @@ class Answers:
     kept: int = 0  # how many of `values` earlier runs had in the log
     cut_off: frozenset[str] = frozenset()  # of an engine: the responses of which the server says so
 
+    def cut_at(self, limit: int) -> set[str]:
+        """Return the names of the responses that were cut off at this many tokens."""
+        # One of all tokens was cut off, whatever the server says. A server may count too few.
+        return {name for name, call in self.asked.items() if name in self.cut_off or call.usage.completion >= limit}
+
     @property
     def totals(self) -> Totals:
         """The sums over `calls`."""

@@ -53,11 +53,8 @@ def sample_answers(config: CompareConfig, queries: QueryTable, query_ids: Mappin
             # Answers that were sampled before are kept there.
             answers = responder.respond(prompts, config.result.with_name("samples.jsonl"), f"sampling {label}")
         tokens = [answers.asked[name].usage.completion for name in query_ids]
-        # An answer of all tokens was cut off, whatever the server says. A server may count too few.
-        ended = [
-            answers.asked[name].usage.completion < config.max_new_tokens for name in {*query_ids} - answers.cut_off
-        ]
-        measures.append({"tokens": fmean(tokens), "ended": sum(ended) / len(query_ids)})
+        ended = {*query_ids} - answers.cut_at(config.max_new_tokens)
+        measures.append({"tokens": fmean(tokens), "ended": len(ended) / len(query_ids)})
         responses = {name: answers.values[name] for name in query_ids}
         texts.append(read_answers(responses, opened, f"answers of {label}", config.format_check))
     return Duels([*models], {name: (id, texts[0][name], texts[1][name]) for name, id in query_ids.items()}, measures)

@@ -39,6 +39,7 @@ from .price import RunPrice
 
 MIN_PILOT_QUESTIONS = 8  # fewer do not tell the cost of a run
 STAND_INS = " (the data set has no responses, so its rubrics and made-up sentences stand for rollouts)"
+SURE = 1 - 1e-6  # the probability of a verdict that has no doubt
 MASKED = 1e-4  # on no valid answer: above it, a server reports probabilities before its grammar
 
 
@@ -89,11 +90,17 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     finally:
         for each in judges.values():
             await each.client.close()
+    readings = [each for each in verdicts if isinstance(each, Reading)]
     # A cache of answers would make each verdict certain.
-    if args.judge_samples > 1 and all_copies(read := [each for each in verdicts if isinstance(each, Reading)], args):
+    if args.judge_samples > 1 and all_copies(readings, args):
         lines.append(
-            f"warning: no question of a sample of {len(read)} had two different answers among {args.judge_samples}. A"
-            " server that gives copies of one answer makes each verdict certain: look at its cache and temperature"
+            f"warning: no question of a sample of {len(readings)} had two different answers of {args.judge_samples}."
+            " A server that gives copies of one answer makes each verdict certain: look at its cache and temperature"
+        )
+    if servers and len(readings) >= MIN_PILOT_QUESTIONS and all(max(r.chances.values()) > SURE for r in readings):
+        lines.append(
+            f"warning: the judge is sure of each of {len(readings)} verdicts, so its probabilities say no more than"
+            " words. Some servers report them after the temperature, which is 0: take vLLM, or set judge_samples to 5"
         )
     if len(verdicts) >= MIN_PILOT_QUESTIONS and price.written and (same := same_verdict(verdicts)):
         lines.append(

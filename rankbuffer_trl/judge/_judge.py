@@ -200,7 +200,7 @@ class Judge:
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
                 elif tally.server:
-                    warn_of_odd_count(tally.server, tokens.prompt / max(len(reply.samples), 1), messages)
+                    warn_of_odd_count(tally.server, tokens.prompt, max(len(reply.samples), 1), messages)
                 tally.spent += tokens
                 if self.on_spent:  # at once, since a kill must not give these tokens away
                     self.on_spent(tokens)
@@ -309,18 +309,19 @@ def warn_of_counts(server: str) -> None:
     logger.warning("the judge server %s reports token counts that cannot be true; they count as 0", server)
 
 
-def warn_of_odd_count(server: str, tokens: float, messages: Sequence[Mapping[str, str]]) -> None:
-    """Say once per server that a prompt can hardly have so many tokens."""
+def warn_of_odd_count(server: str, tokens: int, samples: int, messages: Sequence[Mapping[str, str]]) -> None:
+    """Say once per server that a prompt can hardly have so many tokens, counted once or for each sample."""
     if server in ODD:
         return
     text = "".join(message["content"] for message in messages)
     # A token has at least one byte.
     least, most = len(text) / MAX_TOKEN_CHARACTERS, len(text.encode("utf-8", "replace")) + MAX_TEMPLATE_TOKENS
-    if not least <= tokens <= most:
+    if not least <= tokens <= most * samples:
         ODD.add(server)
         logger.warning(
-            "the judge server %s counts %s tokens for a prompt of %s characters, hardly true: budgets go by it",
-            *(server, f"{tokens:,.0f}", f"{len(text):,}"),
+            "the judge server %s counts %s tokens for a prompt of %s characters, hardly true: %s",
+            *(server, f"{tokens:,}", f"{len(text):,}"),
+            "it may have cut the prompt" if tokens and tokens < least else "budgets go by it",
         )
 
 

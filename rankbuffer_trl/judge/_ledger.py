@@ -139,7 +139,7 @@ class Totals:
 
     @property
     def spent_tokens(self) -> int:
-        """Prompt and completion tokens of all attempts: what a server charges for."""
+        """Prompt and completion tokens of all answered attempts. A server may also charge one that was given up."""
         return self.spent_prompt_tokens + self.spent_completion_tokens
 
     def as_dict(self) -> dict[str, float]:

@@ -43,13 +43,19 @@ NO_CREDIT = re.compile(  # in the fields for programs; in words, Gemini says "qu
     re.I,
 )
 IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
+OPENAI = "api.openai.com"
 PING = [{"role": "user", "content": "ping"}]
-NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
-"""What vLLM would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
+NEUTRAL = {
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    **{"top_k": -1, "top_p": 1.0, "min_p": 0.0},
+}
+"""What vLLM and SGLang would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
 VLLM: dict[str, bool] = {}
-"""Whether an address is vLLM, by its list of models; others may refuse these fields. One not asked yet is missing."""
+"""Whether an address is one of them, by its list of models; others may refuse these fields."""
 OTHERS: set[tuple[str, str]] = set()  # the other models of this process that were named, each with its address
 MOST_OTHERS = 8
+PROVIDERS: dict[str, str] = {}
+"""The provider that a router named first, by the router's address; empty once another was said."""
 VARIANT = r"([-_.@]?(v?\d[\d.-]*|latest|preview|gguf)|:.*)*"  # what names of one model may end with
 LOCAL = ("localhost", "127.0.0.1", "::1")
 DIRECT = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
@@ -107,9 +113,11 @@ class OpenAIClient:
             api_key=self._key or "none",  # the client refuses to be made without one
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.max_retries,
-            default_headers=dict(self.endpoint.headers),
+            default_headers={"Authorization": f"Bearer {self._key or 'none'}"} | dict(self.endpoint.headers),
             http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
+        if urlsplit(url).hostname != OPENAI:  # the client takes them from the environment, to any address
+            self._client.organization = self._client.project = None
         self._hasty = self._client.with_options(max_retries=0)  # the same connections, without retries
         self._finding: asyncio.Task | None = None
 
@@ -141,6 +149,7 @@ class OpenAIClient:
             answer = response.json()
             reply = read_completion(answer, body.get("max_tokens") or body.get("max_completion_tokens"))
             self._name_model(answer.get("model"))
+            self._name_provider(answer.get("provider"))
             if len(reply.samples) < fields.get("n", 0):
                 raise self._error(f"it gives {TOO_FEW_SAMPLES}={self.samples}; not every server can")
             note = reply.note
@@ -169,7 +178,7 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(seconds):
                 page = await (client or self._client).models.list()
-            VLLM[self.url] = any(getattr(model, "owned_by", None) == "vllm" for model in page.data)
+            VLLM[self.url] = any(getattr(model, "owned_by", None) in ("vllm", "sglang") for model in page.data)
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
             raise self._error(f"no list of models within {seconds:g} s", "down") from None
@@ -306,6 +315,17 @@ class OpenAIClient:
                 " a server that answers with one model, because verdicts of several do not compare",
                 *(self.role, self.server, self.model, printable(self._without_key(answered[:MOST_WORDS]))),
             )
+
+    def _name_provider(self, provider: Any) -> None:
+        """Say once that a router answers by several providers, whose weights and precision may differ."""
+        if not isinstance(provider, str) or PROVIDERS.setdefault(self.url, provider) in (provider, ""):
+            return
+        logger.warning(
+            "the %s server %s answers by several providers, such as %s and %s, whose verdicts may differ: name one in"
+            ' judge_request, {"provider": {"only": ["..."], "allow_fallbacks": false}}',
+            *(self.role, self.server, printable(PROVIDERS[self.url][:MOST_WORDS]), printable(provider[:MOST_WORDS])),
+        )
+        PROVIDERS[self.url] = ""
 
     def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
         return TransportError(message, kind, status, self._key)

@@ -110,7 +110,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         before, end = end, end + len(token)
         if end <= start or not token:  # a token without text, such as the end of an answer, decides nothing
             continue
-        likely = [(name, math.exp(checked_logprob(name, logprob))) for name, logprob in listed]
+        likely = [(name, math.exp(checked_logprob(name, logprob))) for name, logprob in listed or [(token, 0.0)]]
         covered = sum(chance for _, chance in likely)
         if covered > 1 + SLACK:
             raise ProbabilityError(f"the probabilities at the token {token!r} add up to {covered:.4g}")
@@ -132,7 +132,12 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
             least = min((chance for _, chance in likely if chance), default=1.0)
             unseen, fewest = unseen + path * min(unlisted, len(missing) * least), min(fewest, len(likely))
         path = further
-        decided = possible(text[base:end], key, spelled)
+        before_it, decided = decided, possible(text[base:end], key, spelled)
+        if not listed and len(decided) < len(before_it):
+            raise ProbabilityError(
+                f"the judge's server lists no alternatives to {token!r}, as llama.cpp does after the first token of an"
+                " answer if it drafts: start it without a draft model, or set judge_samples to 5"
+            )
         if len(decided) < 2:
             break
     if decided != [value]:
@@ -193,7 +198,8 @@ def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
         for place in logprobs["content"]:
             listed = [(str(entry["token"]), float(entry["logprob"])) for entry in place["top_logprobs"]]
             token = str(place["token"])
-            if token not in dict(listed):  # a server may list the likeliest ones only, and have sampled another
+            # A server may list the likeliest ones only, and have sampled another. Without a list, 0 may be no number.
+            if token not in dict(listed) and (listed or place["logprob"] != 0):
                 listed.append((token, float(place["logprob"])))
             tokens.append((token, listed))
     except (LookupError, TypeError, ValueError, OverflowError):

@@ -228,6 +228,7 @@ judge_command() {
         JUDGE_SERVER=(
             VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 vllm serve "$JUDGE_MODEL" --host "$1" --port "$((PORT + 1))" "${@:2}"
             --max-model-len "$JUDGE_CONTEXT" --generation-config vllm --enable-prompt-tokens-details
+            --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'
         )
     fi
     JUDGE_ARGUMENTS=(--judge_url "${JUDGE_URLS[@]}" --judge_model "$JUDGE_MODEL")
