@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -146,6 +147,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 http.server.HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Handler).serve_forever()
 """
+
+
+ANSWER = """
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = [{"token": "Hi", "logprob": -0.5, "of": asked["model"] if APPLIED else ""}]
+        body = json.dumps({"choices": [{"logprobs": {"content": content}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message"""
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_vllm_server_that_does_not_apply_an_adapter_is_refused(tmp_path, applied):
+    answer = ANSWER.replace("APPLIED", str(applied))
+    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)).replace("    def log_message", answer[1:]))
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/base"}'
+    )
+    words = [path, "serve"], [], "mine", str(tmp_path), "org/base", tmp_path / "log"
+    refused = nullcontext() if applied else pytest.raises(EngineError, match="exactly as org/base does")
+    with refused, vllm_server(*words):
+        pass
+    _, *pids = json.loads((tmp_path / "seen.json").read_text())
+    assert all(map(has_ended, pids))
 
 
 def following(arguments: list[str], *names: str) -> list[str]:

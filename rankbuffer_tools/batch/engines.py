@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from httpx import TransportError
+import httpx
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -272,7 +272,10 @@ def vllm_server(
             ) from error
     try:
         await_server(process, port, log)
-        yield f"http://127.0.0.1:{port}/v1"
+        url = f"http://127.0.0.1:{port}/v1"
+        if adapter_of:
+            check_adapter(url, label, adapter_of)
+        yield url
     finally:
         end_server(process)
 
@@ -318,6 +321,26 @@ def await_server(process: subprocess.Popen, port: int, log: Path) -> None:
     fault = "is not ready after an hour" if process.poll() is None else f"ended with status {process.returncode}"
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
     raise EngineError(f"the vLLM server {fault}. The end of its log, {log}:\n{tail}")
+
+
+def check_adapter(url: str, label: str, base: str) -> None:
+    """Refuse a server that gives the same probabilities with an adapter and without it."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0, "logprobs": True}
+    answers = []
+    for model in (label, base):
+        try:
+            response = httpx.post(
+                f"{url}/chat/completions", json=body | {"model": model}, timeout=300, trust_env=False
+            )
+            answers.append(response.json()["choices"][0]["logprobs"]["content"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return  # the first prompt will tell
+    # vLLM passes over an adapter whose names it does not find, as of a text model that it serves with its images.
+    if answers[0] == answers[1]:
+        raise EngineError(
+            f"vLLM answers under the adapter {label!r} exactly as {base} does, so it does not apply it, or the adapter"
+            " is untrained: merge it into its base, and name the folder of the whole model"
+        )
 
 
 def end_server(process: subprocess.Popen) -> None:
@@ -385,7 +408,7 @@ def hub_fault(name: str, revision: str | None = None) -> str:
     except HfHubHTTPError as error:
         missing = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
         return "the Hub has no repository of that name that you can read" if missing else ""
-    except (OSError, ValueError, TransportError) as error:
+    except (OSError, ValueError, httpx.TransportError) as error:
         return f"the Hub cannot be asked for a repository of that name: {' '.join(str(error).split())}"
     return ""
 
