@@ -80,7 +80,7 @@ def respond(
     facts: dict[str, Any] = {
         "responses": len(answers),
         "empty": sum(not answer for answer in answers.values()),
-        f"cut off at max_new_tokens={config.max_new_tokens}": len(responses.cut_at(config.max_new_tokens)),
+        "cut off at max_new_tokens": len(responses.cut_at(config.max_new_tokens)),
         "with chat markers, which were broken up": sum(plain[id] != answer for id, answer in answers.items()),
     }
     write_json(folder / GENERATION, facts | {"format_check": config.format_check})

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig
 
 from rankbuffer_trl.checkpointing import _distributed as distributed
@@ -206,6 +206,7 @@ def test_steps_that_deepspeed_leaves_out_end_a_run_that_makes_no_other(tmp_path,
 
 def test_a_checkpoint_that_leaves_out_weights_is_refused(tmp_path, tiny_policy):
     trainer = make(tmp_path, tiny_policy, Rewards())
+    assert hasattr(Trainer, "_issue_warnings_after_load"), "transformers calls it by another name"
 
     def load(*missing: str) -> None:
         trainer._issue_warnings_after_load(SimpleNamespace(missing_keys=missing, unexpected_keys=()))

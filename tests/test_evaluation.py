@@ -394,7 +394,7 @@ def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monk
         main()
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
     printed = capsys.readouterr().out
-    assert "| mine" in printed and f"{ROWS} responses, 0 empty, 0 cut off at max_new_tokens=" in printed
+    assert "| mine" in printed and f"{ROWS} responses, 0 empty, 0 cut off at max_new_tokens" in printed
 
 
 def test_evaluate_gives_the_key_to_the_judge_and_to_no_file_and_shows_none_that_it_echoes(

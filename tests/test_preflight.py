@@ -553,7 +553,8 @@ def test_preflight_only_shows_a_prompt_and_its_answer(tmp_path, rows, queries):
         made_up = check(settings(tmp_path, preflight_only=True, max_steps=40, method="pointwise"), bare)
     assert "so its rubrics and made-up sentences stand for rollouts):" in made_up
     assert "warning: each of the 8 questions of a sample has the same verdict, 1." in plain
-    assert "same verdict" not in made_up + check(settings(tmp_path), queries)
+    lists = check(settings(tmp_path, num_generations=4, method_args={"bootstrap": True}), queries)
+    assert "same verdict" not in made_up + lists + check(settings(tmp_path), queries)
     assert "steps are few: our runs that learned took" in plain and "are few" not in made_up
     prompt = asked[0]["messages"][0]["content"]
     lines = ["the first prompt:", *(f"  | {line}" for line in prompt.splitlines())]

@@ -162,6 +162,14 @@ def test_everything_else_is_trls_client(separate):
             _ = ours.no_such_thing
 
 
+def test_rollouts_are_asked_for_with_nothing_of_the_environment(separate, monkeypatch):
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer of-another\nX-Mine: of-another")
+    monkeypatch.setenv("OPENAI_ORG_ID", "of-another")
+    with separate() as (_, ours):
+        sent = {**ours._openai.auth_headers, **ours._openai.default_headers}
+    assert "of-another" not in str(sent) and sent["Authorization"] == "Bearer none"
+
+
 def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_path, tiny_policy, rows, server):
     with server(hold=lambda number: number == 1) as (_, url):
         args = server_config(tmp_path, url, judge_during_generation=False, ddp_timeout=2)

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import errno
 import hashlib
+import logging
 import os
 import random
 import signal
@@ -30,6 +31,8 @@ from rankbuffer_trl.judge.config import OpenAIClient
 from .ask import AnswerLog, Answers, ask_many, failures_text, hash_request, progress
 from .chat import Chat
 from .sampling import Prompt, SamplingConfig
+
+logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 3600.0  # a response arrives in one piece, after all of its tokens
 START_SECONDS = 3600  # a large model on a slow disk; a server that ends earlier is noticed at once
@@ -324,7 +327,7 @@ def await_server(process: subprocess.Popen, port: int, log: Path) -> None:
 
 
 def check_adapter(url: str, label: str, base: str) -> None:
-    """Refuse a server that gives the same probabilities with an adapter and without it."""
+    """Say so if a server gives the same probabilities with an adapter and without it."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0, "logprobs": True}
     answers = []
     for model in (label, base):
@@ -336,8 +339,8 @@ def check_adapter(url: str, label: str, base: str) -> None:
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return  # the first prompt will tell
     # vLLM passes over an adapter whose names it does not find, as of a text model that it serves with its images.
-    if answers[0] == answers[1]:
-        raise EngineError(
+    if answers[0] and answers[0] == answers[1]:
+        logger.warning(
             f"vLLM answers under the adapter {label!r} exactly as {base} does, so it does not apply it, or the adapter"
             " is untrained: merge it into its base, and name the folder of the whole model"
         )

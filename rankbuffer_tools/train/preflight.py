@@ -97,15 +97,20 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             f"warning: no question of a sample of {len(readings)} had two different answers of {args.judge_samples}."
             " A server that gives copies of one answer makes each verdict certain: look at its cache and temperature"
         )
-    if servers and len(readings) >= MIN_PILOT_QUESTIONS and all(max(r.chances.values()) > SURE for r in readings):
+    if (
+        servers
+        and price.written
+        and len(readings) >= MIN_PILOT_QUESTIONS
+        and all(max(r.chances.values()) > SURE for r in readings)
+    ):
         lines.append(
             f"warning: the judge is sure of each of {len(readings)} verdicts, so its probabilities say no more than"
             " words. Some servers report them after the temperature, which is 0: take vLLM, or set judge_samples to 5"
         )
     if len(verdicts) >= MIN_PILOT_QUESTIONS and price.written and (same := same_verdict(verdicts)):
         lines.append(
-            f"warning: each of the {len(verdicts)} questions of a sample has the same verdict, {same}. A run learns"
-            " nothing from such a judge: look at a prompt and its answer by --preflight_only true"
+            f"warning: each of the {len(verdicts)} questions of a sample has the same verdict, {same}. A judge"
+            " that always answers so teaches nothing: look at a prompt and its answer by --preflight_only true"
         )
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
@@ -213,9 +218,11 @@ def all_copies(readings: Sequence[Reading], args: RankBufferConfig) -> bool:
 def same_verdict(verdicts: Sequence[Any | None]) -> str | None:
     """Return the verdict of all questions if they have one in common, with equal probabilities if these are read."""
     first = verdicts[0]
-    if first is None or any(verdict != first for verdict in verdicts):
+    value = first.value if isinstance(first, Reading) else first
+    # A list that is shown in the order of the data set has one right order for all.
+    if value is None or isinstance(value, list | tuple) or any(verdict != first for verdict in verdicts):
         return None
-    return repr(first.value if isinstance(first, Reading) else first)
+    return repr(value)
 
 
 async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Any | None], list[Call], float]:

@@ -160,7 +160,7 @@ class ResumableTrainer(GRPOTrainer):
         """
         # One process reads and moves files; all get its error.
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
-        self._after_step, self._in_step = None, False
+        self._after_step, self._in_step, self._left_out = None, False, 0
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
@@ -234,13 +234,13 @@ class ResumableTrainer(GRPOTrainer):
             return norm
         fault = f"the gradient of step {self.state.global_step + 1} has the norm {norm:g}"
         if self.is_deepspeed_enabled:  # which has left the step out already, or taken it
-            self._left_out += self.accelerator.optimizer_step_was_skipped
+            self._left_out = self._left_out + 1 if self.accelerator.optimizer_step_was_skipped else 0
             if self._left_out < MOST_LEFT_OUT:
                 return norm
             fault = f"{fault}, as those of the {MOST_LEFT_OUT - 1} steps before have"
         raise NotFiniteError(
-            f"{fault}, so the step was not taken: set dtype to float32, or start again with a lower learning_rate,"
-            " because a resume keeps that of its checkpoint"
+            f"{fault}, so the step was not taken: set bf16 to false and dtype to float32, or start again with a lower"
+            " learning_rate, because a resume keeps that of its checkpoint"
         )
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -251,8 +251,8 @@ class ResumableTrainer(GRPOTrainer):
         tied = {weight.data_ptr() for name, weight in weights.items() if name not in missing}
         if lost := [name for name in weights if name in missing and weights[name].data_ptr() not in tied]:
             raise CheckpointError(
-                f"{len(lost)} weights of the policy were not restored, among them {lost[0]}: resume under ZeRO-3, or"
-                " with a version of transformers that restores them"
+                f"{len(lost)} weights of the policy were not restored, among them {lost[0]}: start again under ZeRO-3,"
+                " or resume with a version of transformers that restores them"
             )
         super()._issue_warnings_after_load(load_result)
 

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -108,17 +108,16 @@ class OpenAIClient:
         self.samples = samples
         self.turns = Turns(self.endpoint.concurrency, f"the {self.role} server {url}")
         self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
-        self._client = AsyncOpenAI(
+        headers = {"Authorization": f"Bearer {self._key or 'none'}"} | dict(self.endpoint.headers)
+        client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",  # the client refuses to be made without one
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.max_retries,
-            default_headers={"Authorization": f"Bearer {self._key or 'none'}"} | dict(self.endpoint.headers),
             http_client=BoundedClient(self.endpoint.timeout, self.turns),
         )
-        if urlsplit(url).hostname != OPENAI:  # the client takes them from the environment, to any address
-            self._client.organization = self._client.project = None
-        self._hasty = self._client.with_options(max_retries=0)  # the same connections, without retries
+        self._client = with_headers(client, headers)
+        self._hasty = with_headers(client.with_options(max_retries=0), headers)  # the same connections, no retries
         self._finding: asyncio.Task | None = None
 
     async def complete(
@@ -322,8 +321,9 @@ class OpenAIClient:
             return
         logger.warning(
             "the %s server %s answers by several providers, such as %s and %s, whose verdicts may differ: name one in"
-            ' judge_request, {"provider": {"only": ["..."], "allow_fallbacks": false}}',
+            ' %s_request, {"provider": {"only": ["..."], "allow_fallbacks": false}}',
             *(self.role, self.server, printable(PROVIDERS[self.url][:MOST_WORDS]), printable(provider[:MOST_WORDS])),
+            self.role,
         )
         PROVIDERS[self.url] = ""
 
@@ -337,6 +337,14 @@ class OpenAIClient:
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.close()
+
+
+def with_headers(client: AsyncOpenAI, headers: Mapping[str, str]) -> AsyncOpenAI:
+    """Let a client send these headers, and nothing that it would take from the environment to any address."""
+    client._custom_headers = headers
+    if client.base_url.host != OPENAI:
+        client.organization = client.project = None
+    return client
 
 
 class UnreadableAnswer(OpenAIError):

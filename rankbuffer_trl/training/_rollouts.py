@@ -31,7 +31,7 @@ from ..data._prompts import render_messages
 from ..errors import ServerError
 from ..judge._errors import first_leaf, printable
 from ..judge._http import Limits
-from ..judge._openai_client import IDLE_SECONDS, LOCAL, context_of, fault_of
+from ..judge._openai_client import IDLE_SECONDS, LOCAL, context_of, fault_of, with_headers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ class SeparateRollouts:
         self._timeout = timeout
         self._vocabulary = vocabulary
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._openai = AsyncOpenAI(
+        openai = AsyncOpenAI(
             base_url=f"{client.base_url}/v1",
             api_key="none",  # TRL's client sends none either; this one needs some text
             max_retries=RETRIES,
@@ -114,6 +114,7 @@ class SeparateRollouts:
                 limits=Limits(max_connections=max(files // 2, 0), keepalive_expiry=IDLE_SECONDS),
             ),
         )
+        self._openai = with_headers(openai, {})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -324,11 +325,15 @@ def copies(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, t
     for name, weight in weights:
         yield name, weight.clone()
         settle()
+    settle()  # the adapter is out of the base
 
 
 def forget_prefixes(client: VLLMClient) -> None:
     """Empty the server's cache of prefixes, even while it works on requests that a killed run has left behind."""
-    answer = client._post(f"{client.base_url}/reset_prefix_cache", params={"reset_running_requests": "true"})
+    try:
+        answer = client._post(f"{client.base_url}/reset_prefix_cache", params={"reset_running_requests": "true"})
+    except ValueError:  # an older vLLM says nothing
+        return
     if answer == {"success": False}:  # TRL does not look
         logger.warning(
             f"the rollout server {client.base_url} keeps prefixes that the policy of an earlier step has computed,"

@@ -50,9 +50,9 @@ ROUNDS_AWAY = (
     " dtype to float32, or train with LoRA or ZeRO"
 )
 VANISH = (
-    "vllm_importance_sampling_mode={} multiplies the ratios of all tokens of a rollout, which top_p and top_k make"
-    " smaller, so that long rollouts hardly count: set it to token_truncate, or vllm_importance_sampling_correction to"
-    " false"
+    "vllm_importance_sampling_mode={} multiplies the ratios of all tokens of a rollout, which top_p, top_k and"
+    " min_p make smaller, so that long rollouts hardly count: set it to token_truncate, or"
+    " vllm_importance_sampling_correction to false"
 )
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
@@ -149,7 +149,7 @@ class RankBufferTrainer(ResumableTrainer):
         if self.accelerator.is_main_process and self._rounds_away():
             logger.warning(ROUNDS_AWAY.format(args.learning_rate))
         mode = args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode
-        if mode and mode.startswith("sequence") and (args.top_p < 1 or args.top_k):
+        if mode and mode.startswith("sequence") and (args.top_p < 1 or args.top_k or args.min_p):
             once.warning(VANISH.format(mode))
         for line in plan.batches.long_warmup():
             once.warning(line)
