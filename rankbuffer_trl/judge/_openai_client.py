@@ -108,7 +108,7 @@ class OpenAIClient:
         self.samples = samples
         self.turns = Turns(self.endpoint.concurrency, f"the {self.role} server {url}")
         self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
-        headers = {"Authorization": f"Bearer {self._key or 'none'}"} | dict(self.endpoint.headers)
+        headers = dict(self.endpoint.headers)
         client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",  # the client refuses to be made without one
