@@ -137,26 +137,37 @@ def test_the_page_has_the_runs_under_doubts_as_their_record_does():
 
 
 def test_the_page_has_the_runs_with_weak_references_as_their_record_does():
-    runs = [*map(stored, record("weak_reference_rows"))]
-    methods = by_method(runs)
-    _, *rows = table("quality, repeated")
-    assert [row[0] for row in rows] == [*methods] and all(len(of) == 10 for of in methods.values())
-    for method, quality, *counts, above in rows:
-        of = methods[method]
-        shares = [fmean(epoch) for epoch in zip(*(run.saturated for run in of), strict=True)]
-        assert quality == str(Interval.of([run.quality for run in of]))
-        assert counts == [f"{mean_of(of, name):,.0f}" for name in ("calls", "tokens")]
-        assert above == " ".join(f"{share:.0%}" for share in shares)
-    claims = {what: each for claim in judge_claims(runs, START) for what, each in claim.comparisons.items()}
-    settled = {what: each.verdict for what, each in claims.items() if each.verdict != "open"}
-    tokens = "0.5 - token ratio to tournament_grpo"
-    assert settled == {"rankbuffer - grpo": "holds", tokens: "does not hold", "rankbuffer - coarse_only": "holds"}
-    looks = [each for n in (6, 7, 10) for each in judge_claims([run for run in runs if run.seed < n], START)]
-    coarse = [each for look in looks if look.claim == "coarse-only below" for each in look.comparisons.values()]
-    p = [f"{each.p:.3f}" for each in coarse]
-    assert p == ["0.067", "0.038", "0.018"] and "{}, {} and {}".format(*p) in PAGE.read_text()
-    better = [fmean(run.better[place] for run in runs) for place in (0, -1)]
-    assert [f"{share:.0%}" for share in better] == ["44%", "93%"]
+    lines = record("weak_reference_rows")
+    sets = [[stored(line) for line in lines if line["noise"] == noise] for noise in (0.09, 0.3)]
+    methods = [*map(by_method, sets)]
+    assert all(len(of) == 10 for each in methods for of in each.values())
+    _, *rows = table("quality, error 0.09", "above all anchors, error 0.09")
+    assert {row[0] for row in rows} == {*methods[0]} == {*methods[1]} and len(rows) == len(methods[0])
+    for method, *cells in rows:
+        made, above = [], []
+        for each in methods:
+            of = each[method]
+            made += [str(Interval.of([run.quality for run in of])), f"{mean_of(of, 'tokens'):,.0f}"]
+            shares = [fmean(epoch) for epoch in zip(*(run.saturated for run in of), strict=True)]
+            above.append(" ".join(f"{share:.0%}" for share in shares))
+        assert cells == made + above
+    claims = [judge_claims(runs, START) for runs in sets]
+    found = [[pair for each in of for pair in each.comparisons.items()] for of in claims]
+    _, *rows = table("difference", "error 0.09")
+    for (_, what, *cells), *pair in zip(rows, *found, strict=True):
+        assert what == "; ".join(dict.fromkeys(name for name, _ in pair))
+        assert cells == [text for _, each in pair for text in (str(Interval.of(each.values)), each.verdict)]
+    for runs, seeds, claim, said in (
+        (sets[0], (6, 7, 10), "coarse-only below", "0.067, 0.038 and 0.018"),
+        (sets[1], (8, 10), "dynamic above static, anchors from outside", "0.034 and 0.008"),
+    ):
+        looks = [judge_claims([run for run in runs if run.seed < n], START) for n in seeds]
+        *p, last = [
+            f"{each.p:.3f}" for look in looks for of in look if of.claim == claim for each in of.comparisons.values()
+        ]
+        assert f"{', '.join(p)} and {last}" == said and f"p {said}" in PAGE.read_text()
+    better = [[fmean(run.better[place] for run in runs) for place in (0, -1)] for runs in sets]
+    assert [[f"{share:.0%}" for share in each] for each in better] == [["44%", "93%"], ["44%", "85%"]]
 
 
 def test_the_page_has_the_soft_pairs_and_ruler_as_their_records_do():
