@@ -112,6 +112,12 @@ def test_lines_say_when_checkpoints_are_written():
         assert f"checkpoints: {said}" in plan(2, 96, per_device_train_batch_size=32, **save).lines(), save
 
 
+def test_lines_say_which_queries_an_epoch_leaves_out():
+    for shuffle, said in ((True, "leaves out 4 queries"), (False, "leaves out 4 queries, the same ones")):
+        lines = plan(queries=12, per_device_train_batch_size=64, shuffle_dataset=shuffle, save_strategy="no").lines()
+        assert [line for line in lines if line.endswith(said)]
+
+
 EIGHT = " If the recipe's 8 processes are meant, add --num_processes 8."
 
 

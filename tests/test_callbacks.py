@@ -82,9 +82,10 @@ def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoi
     assert report in last_lines(stopped, ScriptArguments("a b.jsonl"), "")[2]
     stopped.interrupted, judge = False, {"judge_url": ["http://a/v1", "http://b/v1"], "judge_model": "judge"}
     judge |= {"judge_api_key_env": "OPENAI_API_KEY", "judge_request": {"top_k": 1}}
-    vars(stopped.args).update(judge, eval_strategy="no")
+    vars(stopped.args).update(judge, eval_strategy="no", chat_template_kwargs={"enable_thinking": False})
     evaluation = last_lines(stopped, data, "policy")[3]
     judge = "--judge_url http://a/v1 http://b/v1 --judge_model judge --judge_request '{\"top_k\": 1}'"
+    judge += " --chat_template_kwargs '{\"enable_thinking\": false}'"
     end = f"/_evaluation {judge} --models my-run='{tmp_path}/my run'"
     assert "needs the official files" in evaluation and evaluation.endswith(end)
     stopped.interrupted, stopped.args.output_dir = True, tmp_path

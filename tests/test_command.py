@@ -296,11 +296,14 @@ def test_push_line_says_what_is_pushed_where_and_a_push_is_private_unless_told(t
     assert hub("--push_to_hub") == here
     other = hub("--push_to_hub", "--hub_model_id", "me/mine", "--hub_private_repo", "false")
     assert "go to me/mine (public: everybody can read it)" in other and "secret" not in other
+    adapter = hub("--push_to_hub", "--use_peft", "--model_name_or_path", str(tmp_path))
+    assert adapter == f"{here}; the adapter will name {tmp_path} as its base, which others do not have"
+    assert hub("--push_to_hub", "--use_peft") == hub("--push_to_hub", "--model_name_or_path", str(tmp_path)) == here
     for words in (["--output_dir", "out"], *(["--config", str(path)] for path in RECIPE_FOLDER.rglob("*.yaml"))):
         words = (*words, "--dry_run", "--num_processes", "8")
-        assert command.push_line(parse(*words)[1]).startswith("hub: nothing is pushed"), words
-        args = parse(*words, "--push_to_hub")[1]
-        assert args.hub_private_repo is True and "(private)" in command.push_line(args), words
+        assert command.push_line(*parse(*words)[1:]).startswith("hub: nothing is pushed"), words
+        given = parse(*words, "--push_to_hub")[1:]
+        assert given[0].hub_private_repo is True and "(private)" in command.push_line(*given), words
 
 
 def test_log_in_names_a_missing_login_before_anything_is_loaded(monkeypatch, capsys):

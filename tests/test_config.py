@@ -71,6 +71,8 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" can save inside a generation, and at another step on each process", {"enable_jit_checkpoint": True}),
     (" takes away query_id", {"remove_unused_columns": True}),
     (" begins the epoch again after a resume", {"ignore_data_skip": True}),
+    (" uploads what later steps have saved under the name of an earlier one", {"hub_always_push": True}),
+    (": split_batches gives each process a part", {"accelerator_config": {"split_batches": True}}),
     (
         ": rankbuffer has no argument 'anchors' (did you mean max_anchors?); it has k0, ",
         {"method_args": {"anchors": 4}},
@@ -251,6 +253,18 @@ def test_config_takes_the_cpu_and_says_so_on_a_machine_without_a_gpu(monkeypatch
     RankBufferConfig(**values, use_cpu=True)
     assert not caplog.text, "nothing to say to who asked for it"
     assert not RankBufferConfig(**values, use_vllm=True).use_cpu, "vLLM needs the GPU that is missing"
+
+
+def test_config_refuses_one_process_with_several_gpus(monkeypatch):
+    monkeypatch.setattr(RankBufferConfig, "n_gpu", 2)
+    with pytest.raises(SettingsError, match="one process sees 2 GPUs, and trains on one: export CUDA_VISIBLE"):
+        make()
+    make(model_init_kwargs={"device_map": "auto"})
+
+
+def test_config_makes_no_public_page_of_the_curves_unless_it_is_named():
+    pages = {None: False, False: False, "false": False, "me/curves": "me/curves"}
+    assert {given: make(trackio_static_space_id=given).trackio_static_space_id for given in pages} == pages
 
 
 def test_reward_method_is_what_the_arguments_say():

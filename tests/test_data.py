@@ -1,6 +1,7 @@
 """The training set: good files load, and every bad row or file is refused with its place, key and value."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -348,6 +349,14 @@ def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
     Dataset.from_list(good_rows(1)).save_to_disk(folder / "saved")
     with pytest.raises(DataError, match=r"saved cannot be read: .* use `load_from_disk` instead"):
         load_queries(str(folder / "saved"))
+
+
+def test_load_queries_reads_a_file_again_that_was_replaced_by_one_of_the_same_time(tmp_path):
+    path = tmp_path / "q.jsonl"
+    for prompt in ("old", "new prompt"):
+        path.write_text(json.dumps({"prompt": prompt}) + "\n")
+        os.utime(path, (0, 0))
+        assert load_queries(str(path))["prompt"] == [prompt]
 
 
 def test_load_queries_passes_over_byte_order_marks_and_crlf(tmp_path):

@@ -156,6 +156,7 @@ def test_no_file_of_a_run_holds_its_token(tmp_path, tiny_policy, rows, hub):
 
 def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch):
     settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
+    settings["chat_template_kwargs"] = {"enable_thinking": False}
     trainer = training("run", RankBufferTrainer, dataset_name="somebody/queries", **settings)
     trainer.train()
     assert hub.uploads == []
@@ -169,6 +170,7 @@ def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch
     assert steps(hub.root / REPO) == 2
     card = (hub.root / REPO / "README.md").read_text()
     assert "datasets: somebody/queries" in card and "anchors" not in card
+    assert "| chat template | `{'enable_thinking': False}` |" in card
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,7 @@ def test_write_card_says_what_was_done_and_nothing_of_the_machine(published):
     for part in ("`rankbuffer` (k0: 3, ", "mine.jsonl, 12 queries", "the embedded rubric judge", "8 a query", "dapo"):
         assert part in text, part
     assert "@inproceedings{yang2027rankbuffer" in text
+    assert "chat template" not in text
     assert "cannot be continued exactly" in text, "no checkpoint is pushed without save_strategy"
     store = read_store(published)
     ((calls, tokens),) = store.rows("SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls")

@@ -3,7 +3,7 @@
 import pytest
 from test_format import of_trl, tokenizer_with
 
-from rankbuffer_trl.data._prompts import check_prompts
+from rankbuffer_trl.data._prompts import check_prompts, unstopped_turn
 from rankbuffer_trl.data._queries import DataError
 
 USER = {"role": "user", "content": "Why?"}
@@ -56,3 +56,25 @@ def test_check_prompts_renders_each_pattern_once():
     assert len(rendered) == 2
     with pytest.raises(DataError, match="the thoughts in"):  # another pattern, of the same roles
         check_prompts([*rows, rows[0] | {"prompt": chat("user", "assistant+", "user")}], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "stops", "turn"),
+    [
+        ("qwen3", ["<|im_end|>"], None),
+        ("qwen3", ["<|endoftext|>"], "<|im_end|>"),  # a base model's
+        ("qwen3", ["<|endoftext|>", "<|im_end|>"], None),
+        ("phi3", ["<|endoftext|>"], None),  # the second of its two marks stops
+        ("phi3", ["<s>"], "<|end|>"),
+        ("idefics3", ["<s>"], None),  # does not write a text
+        ("glm4moe", ["<s>"], None),  # ends an answer by nothing
+        (None, ["<s>"], None),
+    ],
+)
+def test_unstopped_turn_is_the_end_of_an_answer_at_which_no_generation_ends(template, stops, turn):
+    tokenizer = tokenizer_with(of_trl(template) if template else "")
+    names = ["<s>", "<|im_end|>", "<|end|>", "<|endoftext|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.eos_token = "<|endoftext|>"
+    found = unstopped_turn(tokenizer, chat("user"), tokenizer.convert_tokens_to_ids(stops))
+    assert found == (turn and (turn, tokenizer.convert_tokens_to_ids(turn)))

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import sqlite3
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -329,6 +330,17 @@ def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divid
     total = given @ torch.tensor([7 / 8**0.5, 0.2])  # the normalised scores as they were, and the paper's weight
     expected = (total.view(3, 8) - total.view(3, 8).mean(1, keepdim=True)).flatten() / total.std()
     assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=2e-3)
+
+
+def test_trainer_warns_of_a_policy_that_does_not_stop_at_the_end_of_its_turn(rows, tiny_policy, tmp_path, caplog):
+    base = tmp_path / "base"  # its template ends a turn as that of a chat model does, and its generation goes on
+    shutil.copytree(tiny_policy, base)
+    for name, changed in (("tokenizer", {"eos_token": "<|endoftext|>"}), ("generation", {"eos_token_id": 0})):
+        path = base / f"{name}_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    for policy, warned in ((tiny_policy, False), (base, True)):
+        ScriptedTrainer(str(policy), config(tmp_path / f"run-{warned}"), rows).close()
+        assert ("ends an answer with '<|im_end|>', and its generation does not stop there" in caplog.text) == warned
 
 
 def test_trainer_warns_of_bfloat16_weights_that_do_not_move(training, caplog):

@@ -128,7 +128,7 @@ def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: R
         ) from error
 
 
-def push_line(args: RankBufferConfig) -> str:
+def push_line(args: RankBufferConfig, model_args: ModelConfig) -> str:
     """Say what the run pushes to the Hub, and where to."""
     if not args.push_to_hub:
         return "hub: nothing is pushed; --push_to_hub true pushes policy, buffers and card"
@@ -140,7 +140,10 @@ def push_line(args: RankBufferConfig) -> str:
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     where = name if "/" in name else f"{name} of your account"
     readers = "private" if args.hub_private_repo else "public: everybody can read it"
-    return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
+    line = f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
+    if model_args.use_peft and Path(str(model_args.model_name_or_path)).is_dir():
+        line += f"; the adapter will name {model_args.model_name_or_path} as its base, which others do not have"
+    return line
 
 
 def log_in(args: RankBufferConfig) -> None:
@@ -253,14 +256,16 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
             report_line,
         ]
     table, args = Path(folder, "buffers.parquet"), trainer.args
-    judge_words = judge_options(args, "judge_api_key_env", "judge_request")
-    judge = f" {shlex.join(judge_words)}" if judge_words else ""
+    options = judge_options(args, "judge_api_key_env", "judge_request")
+    if args.chat_template_kwargs:
+        options += ["--chat_template_kwargs", json.dumps(args.chat_template_kwargs)]
+    with_options = f" {shlex.join(options)}" if options else ""
     return [
         f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
         report_line,
         f"comparison with the policy before: {comparison(args, data, policy)}",
         "evaluation (needs the official files first: evaluation/README.md): python -m evaluation.run --config"
-        f" evaluation/paper.yaml --output_dir {quoted}/_evaluation{judge} --models {model}",
+        f" evaluation/paper.yaml --output_dir {quoted}/_evaluation{with_options} --models {model}",
     ]
 
 
@@ -305,7 +310,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         [`RankBufferError`]: for all that the user can mend.
     """
     plan = make_plan(script_args, training_args)
-    pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
+    pushes = on_main_process(lambda: push_line(training_args, model_args))  # it alone pushes
     on_main_process(lambda: log_in(training_args))  # it alone logs
     template = training_args.chat_template_kwargs or {}
     name, revision = model_args.model_name_or_path, model_args.model_revision

@@ -56,6 +56,26 @@ def check_prompts(
                 raise DataError(f"{place}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}")
 
 
+def unstopped_turn(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Messages, stops: Iterable[int], **kwargs: Any
+) -> tuple[str, int] | None:
+    """Return the token by which the template ends an answer, with its id, if neither it nor a later one is in `stops`.
+
+    `None` also if the template ends an answer by no token of its own, or does not write one.
+    """
+    mark = "qz0a"
+    try:
+        written = tokenizer.apply_chat_template(
+            [*prompt, {"role": "assistant", "content": mark}], tokenize=False, **kwargs
+        )
+    except (TemplateError, TypeError, ValueError):
+        return None
+    _, found, after = written.rpartition(mark)
+    ids = tokenizer.encode(after, add_special_tokens=False) if found else []
+    marks = [id for id in ids if id in tokenizer.added_tokens_decoder]
+    return (tokenizer.decode(marks[:1]), marks[0]) if marks and not {*marks} & {*stops} else None
+
+
 def pattern_of(prompt: Messages) -> tuple:
     """Return what a template may decide by."""
     return tuple(

@@ -111,6 +111,9 @@ def load_queries(
             )
         # Escaped, since its name may have a `*` or brackets.
         name, arguments = FILE_BUILDERS[path.suffix], {"data_files": escape(str(path))}
+        if not streaming:  # the cache knows a file by its time alone, which a copy may keep
+            with path.open("rb") as file:
+                arguments["name"] = hashlib.file_digest(file, "sha256").hexdigest()
     elif path.suffix in OTHER_FILES or path.is_file():
         raise DataError(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"

@@ -148,7 +148,11 @@ class Batches:
             *self.other_batch(),
             *self.long_warmup(),
             f"data: {self.queries:,} queries, {self.steps_per_epoch} step{'s' * (self.steps_per_epoch != 1)} an epoch"
-            + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
+            + (
+                f"; each epoch leaves out {left_out} queries{', the same ones' * (not args.shuffle_dataset)}"
+                if left_out
+                else ""
+            ),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
             f" {self.generations * args.generation_batch_size:,} rollouts",
             f"checkpoints: {saves.get(args.save_strategy.value, steps)}",

@@ -226,6 +226,18 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             setattr(self, key, parse_object(key, getattr(self, key)))
         if isinstance((self.model_init_kwargs or {}).get("token"), str):  # files hold settings
             raise SettingsError("model_init_kwargs has a token: run `hf auth login`, or export it in HF_TOKEN")
+        if self.accelerator_config.split_batches:
+            raise SettingsError(
+                "accelerator_config: split_batches gives each process a part of per_device_train_batch_size, so that a"
+                " step has fewer queries than its plan: leave it out"
+            )
+        if self.n_gpu > 1 and "device_map" not in (self.model_init_kwargs or {}):  # TRL refuses it, after the policy
+            raise SettingsError(
+                f"one process sees {self.n_gpu} GPUs, and trains on one: export CUDA_VISIBLE_DEVICES=0, or start"
+                f" {self.n_gpu} processes by `accelerate launch --num_processes {self.n_gpu}`"
+            )
+        if getattr(self, page := "trackio_static_space_id") in (None, "false", "False"):
+            setattr(self, page, False)  # a page of the curves on the Hub, which is never private
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
@@ -414,6 +426,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
                 " off: SIGTERM is handled without it"
+            )
+        if self.hub_always_push:  # an upload reads the folder when its turn comes
+            raise SettingsError(
+                "hub_always_push uploads what later steps have saved under the name of an earlier one: leave it out;"
+                " hub_strategy all_checkpoints keeps each step"
             )
         if self.ignore_data_skip:
             raise SettingsError("ignore_data_skip begins the epoch again after a resume: leave it out")

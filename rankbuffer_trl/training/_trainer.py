@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from .._answers import Answer, AnswerExtractor, format_reward
 from ..checkpointing._distributed import on_main_process
 from ..checkpointing._trainer import ResumableTrainer
-from ..data._prompts import check_prompts
+from ..data._prompts import check_prompts, unstopped_turn
 from ..data._queries import QueryTable
 from ..errors import NotFiniteError, SettingsError
 from ..judge import Judge
@@ -43,6 +43,11 @@ THOUGHTS = (
     "the policy may think before it answers, and with format_check=none the judge reads the thoughts, even if"
     " max_completion_length cuts them off: set format_check to think, or chat_template_kwargs to"
     ' {"enable_thinking": false}'
+)
+RUNS_ON = (
+    "the policy's chat template ends an answer with {!r}, and its generation does not stop there: rollouts run on to"
+    " max_completion_length, and the judge reads what follows the answer. Add the id {} to eos_token_id in the"
+    " policy's generation_config.json, or take an instruction-tuned policy"
 )
 ROUNDS_AWAY = (
     "the policy's weights are bfloat16, and no copy in float32 is trained, as ZeRO and FSDP have one: steps of"
@@ -74,7 +79,7 @@ class RankBufferTrainer(ResumableTrainer):
         reward_funcs (`Callable` or `list[Callable]`, *optional*):
             More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
             passes them `query_id`, `split`, `epoch`, the further columns of the data set, and `extracted_answer`, an
-            [`~rewards.format.Answer`] per completion.
+            [`Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
         dataset_name (`str`, *optional*):
@@ -176,6 +181,8 @@ class RankBufferTrainer(ResumableTrainer):
             on_main_process(lambda: check_prompt_lengths(client, self._tokenizer, plan.rows, length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
+        if turn := unstopped_turn(self._tokenizer, self._any_prompt, self.eos_token_ids, **template):
+            once.warning(RUNS_ON.format(*turn))
 
     @property
     def store(self) -> BufferStore:
