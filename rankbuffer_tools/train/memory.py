@@ -1,16 +1,14 @@
 """The memory of a training GPU, by arithmetic from the policy's configuration. No weights are loaded."""
 
 import torch
-import trl.trainer.utils
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig
 
 from rankbuffer_trl.training import RankBufferConfig
 
 STATES = 2 + 2 + 12  # bytes a parameter: weights and gradients in bf16; master weights and Adam's moments in float32
-LOGIT = 10  # bytes up to TRL 1.14: bf16, float32 and the gradient
-# TRL keeps no logits from 1.15 on. The output layer's weights are gathered, and their gradient is summed in float32.
-HEAD = 2 + 4 + 2 if hasattr(trl.trainer.utils, "add_fused_lm_head") else 0  # bytes a weight of the output layer
+# TRL keeps no logits. The output layer's weights are gathered, and their gradient is summed in float32.
+HEAD = 2 + 4 + 2  # bytes a weight of the output layer
 
 
 def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
@@ -37,9 +35,7 @@ def memory_line(args: RankBufferConfig, model: ModelConfig) -> str:
         "weights, gradients and optimizer": states * parameters / args.world_size,
         "checkpointed activations": size * text.num_hidden_layers * rows * length * text.hidden_size,
     }
-    if not HEAD:
-        parts["logits"] = LOGIT * rows * args.max_completion_length * text.vocab_size
-    elif not model.use_peft:  # LoRA leaves the output layer as it is
+    if not model.use_peft:  # LoRA leaves the output layer as it is
         parts["the output layer's gradient"] = HEAD * text.vocab_size * text.hidden_size
     listed = " + ".join(f"{gigabytes(size)} of {name}" for name, size in parts.items())
     notes = "" if args.gradient_checkpointing else "; without gradient_checkpointing, activations take many times this"
