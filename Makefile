@@ -84,10 +84,12 @@ test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest checks/with_gpu
 
 test-real: $(VENV)/installed-dev
-	$(PYTEST) checks/with_real
+	$(if $(and $(REAL_POLICY),$(REAL_JUDGE_URL),$(REAL_JUDGE_MODEL)),,$(error set REAL_POLICY, REAL_JUDGE_URL and REAL_JUDGE_MODEL))
+	REAL_POLICY=$(REAL_POLICY) $(PYTEST) checks/with_real
 
 ASSETS ?= assets
 test-assets: $(VENV)/installed-dev
+	$(if $(wildcard $(ASSETS)),,$(error there is no folder $(ASSETS): make assets fetches it, or name another as ASSETS))
 	$(PYTEST) checks/with_assets --assets-dir $(ASSETS)
 
 # Root on Debian or Ubuntu: installs Chromium and its driver if they are missing. Others: install them yourself first.

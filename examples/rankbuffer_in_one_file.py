@@ -13,10 +13,12 @@ resume. Run it with a judge that any OpenAI-compatible server serves, on rows wi
     accelerate launch examples/rankbuffer_in_one_file.py --dataset_name my_queries.jsonl --output_dir runs/mine \
         --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
+On a CPU, add `--use_cpu true --bf16 false`.
+
 The package `rankbuffer_trl` gives the same rewards, buffers and weights. It adds what a long run needs and this file
 leaves out: the other methods of the paper, several judge servers, constrained decoding, prompts that a response cannot
 break out of, judging during generation, evaluation, a store with every judgment and its cost, checkpoints that are
-proved whole, and errors before money is spent. `docs/architecture.md` says of each part which failure it prevents.
+proved whole, and errors before money is spent. `docs/guards.md` says of each part which failure it prevents.
 """
 
 import asyncio

@@ -8,12 +8,11 @@
 """RankBuffer in a stock `GRPOTrainer`, beside a second reward: here one for short answers.
 
     python examples/stock_trainer.py --output_dir runs/stock --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \
-        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
+        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge        # on a CPU also: --use_cpu true --bf16 false
 
 A judgment can fail, and a failure is no score: `RankBufferReward` then returns `None`. `beside` lets the other reward
 return `None` there too, so TRL leaves the rollout out. Checkpoints of a stock trainer do not hold the buffers; those
 of `RankBufferTrainer` do.
-On a CPU, add `--use_cpu true --bf16 false`.
 """
 
 from pathlib import Path

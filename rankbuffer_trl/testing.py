@@ -15,6 +15,7 @@ from typing import Any
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout, RolloutGroup, Rubric
 from .judge import Call, Judge, Question, Reply, TransportError, Usage
+from .judge._judge import ODD
 from .judge._probabilities import without_doubt
 from .rewards._method import GroupScore, RewardMethod
 from .rewards._prefetch import early_questions, first_questions, without
@@ -91,6 +92,7 @@ class ScriptedClient:
         self.answer = answer
         self.seen: list[list[dict]] = []
         self.questions: list[Any] = []
+        ODD.add(self.name)  # nothing is said of its counts, which are made up
 
     async def complete(self, messages: Sequence[dict], *, question: Any, seed: int, tally: Any) -> Reply:
         """Answer as the test decides."""

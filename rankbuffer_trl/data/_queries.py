@@ -261,7 +261,10 @@ def check_columns(names: list[str], required: list[str]) -> None:
         if column not in names:
             hint = "docs/data.md names the columns"
             if column == "responses":
-                hint = "recipes/generate_responses.py makes them, and method_args: {bootstrap: true} needs none"
+                hint = (
+                    "recipes/generate_responses.py makes them, as does the role `data` of a launch script;"
+                    " method_args: {bootstrap: true} needs none"
+                )
             raise DataError(f"the data set has no column {column!r} ({hint}); its columns are {names}")
 
 

@@ -345,6 +345,10 @@ split_options() {
 make_data() {
     local judge_gpus=$1 gpus=$2 sampler=${SAMPLER_URL:-http://127.0.0.1:$PORT/v1} prompts output responses
     shift 2
+    if [[ " ${REST[*]} " == *" --help "* ]]; then
+        python recipes/generate_responses.py --help
+        exec python recipes/generate_rubrics.py --help
+    fi
     [[ ${#REST[@]} -ge 2 && ${REST[1]} != -* && ${REST[2]:---} == --* ]] ||
         die "name two files, and options after them: $0 data PROMPTS.jsonl TRAINING_SET.jsonl [--keep_apart 12 ...]"
     split_options "${REST[@]:2}"
