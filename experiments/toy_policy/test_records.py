@@ -16,8 +16,10 @@ from experiments.toy_policy.report import (
     judge_claims,
     mean_of,
 )
+from experiments.toy_policy.reward_hacking import chosen_differences, gaps, lost, parted
 
 PAGE = Path(__file__).with_name("README.md")
+HACKING = PAGE.parents[2] / "docs/results/reward_hacking.md"
 START = 49.65320439  # the quality before training
 KNOWN = {each.name for each in fields(Result)}
 
@@ -32,9 +34,9 @@ def stored(run: dict) -> Result:
     return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key in KNOWN}})
 
 
-def table(*heads: str) -> list:
-    """Return the head and the rows of the one table of the page whose head has these cells."""
-    (found,) = (each for each in tables_of(PAGE) if {*heads} <= {*each[0]})
+def table(*heads: str, page: Path = PAGE) -> list:
+    """Return the head and the rows of the one table of a page whose head has these cells."""
+    (found,) = (each for each in tables_of(page) if {*heads} <= {*each[0]})
     return found
 
 
@@ -201,3 +203,28 @@ def test_the_page_has_the_table_of_the_record_of_large_groups():
         cosines = (fmean(run["cosines"][place] for run in found) for place in (0, -1))
         said = [f"{quality.mean:.1f} ± {quality.half:.1f}", *(f"{each:,.0f}" for each in means)]
         assert cells == [*said, *(f"{each:.2f}" for each in cosines)] and len(found) == 3
+
+
+def test_the_page_of_reward_hacking_has_the_runs_of_its_record():
+    found: dict[str, dict[str, list[Result]]] = {}
+    for line in record("hacking_rows"):
+        found.setdefault(line["weakness"], {}).setdefault(line["method"], []).append(stored(line))
+    assert {len(of) for runs in found.values() for of in runs.values()} == {4}
+
+    def short(values: list[float]) -> str:
+        span = Interval.of(values)
+        return f"{span.mean:.1f} ± {span.half:.1f}"
+
+    _, *rows = table("quality without a weakness", page=HACKING)
+    assert {row[0] for row in rows} == {*found["none"]} and len(rows) == len(found["none"])
+    for method, *cells in rows:
+        plain, weak, strong, place = (found[name][method] for name in ("none", "phrase-1", "phrase-3", "place-3"))
+        measured = [lost(weak, plain), lost(strong, plain), [gaps(run)[-1] for run in strong], lost(place, plain)]
+        assert cells == [*map(short, [[run.quality for run in plain], *measured])]
+        assert all(parted(runs) == 2 for runs in (weak, strong))
+    _, *rows = table("less hacked?", page=HACKING)
+    compared = [chosen_differences(name, found) for name in ("phrase-1", "phrase-3", "place-3")]
+    assert [row[0] for row in rows] == [*compared[0]]
+    for pair, *cells in rows:
+        tested = [each[pair] for each in compared]
+        assert cells == [short(each.values) + " *" * (each.verdict != "open") for each in tested]
