@@ -26,4 +26,7 @@ COPY accelerate_configs accelerate_configs
 COPY recipes recipes
 RUN pip install --no-cache-dir --requirement requirements.txt --editable '.[vllm,tools,trackio]'
 
+# Else vLLM compiles a kernel with nvcc, which this image has not.
+ENV VLLM_USE_FLASHINFER_SAMPLER=0
+
 CMD ["recipes/launch/one_node.sh"]

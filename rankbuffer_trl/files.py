@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -108,7 +109,7 @@ def lock_descriptor(descriptor: int) -> None:
     """
     # It works on most network file systems, and outlives a second opening of the file by this process, such as a copy
     # of the folder. The usual POSIX lock would be lost then.
-    if hasattr(fcntl, "F_OFD_SETLK"):
+    if sys.platform == "linux":  # macOS has such locks too, in another layout
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

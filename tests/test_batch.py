@@ -1,6 +1,7 @@
 """Many chats and questions put to a judge at once: checked first, kept over kills, added up."""
 
 import asyncio
+import io
 import json
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ from rankbuffer_tools.batch.ask import (
     progress,
 )
 from rankbuffer_tools.batch.chat import Chat
+from rankbuffer_tools.batch.script import run_script
 from rankbuffer_tools.batch.server_check import check_judge, longest_need, servers_of
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import (
@@ -466,3 +468,13 @@ def test_ask_many_needs_no_server_where_all_is_answered(tmp_path):
         asyncio.run(ask_many(judge_at(server), {"k": words(5)}, tmp_path / "log", "asking"))
     again = asyncio.run(ask_many(judge_at(server), {"k": words(5)}, tmp_path / "log", "asking"))
     assert again.values == {"k": 7} and server.asked == 1
+
+
+def test_run_script_prints_an_answer_in_a_locale_that_has_not_its_letters(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["sample", "--judge_url", "http://127.0.0.1:1/v1", "--judge_model", "j"])
+    with pytest.raises(SystemExit) as end:
+        run_script(JudgeConfig, lambda config: print("Thé") or 0)
+    sys.stdout.flush()
+    assert (end.value.code, written.getvalue()) == (0, b"Th\\xe9\n")

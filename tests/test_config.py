@@ -253,6 +253,9 @@ def test_config_takes_the_cpu_and_says_so_on_a_machine_without_a_gpu(monkeypatch
     RankBufferConfig(**values, use_cpu=True)
     assert not caplog.text, "nothing to say to who asked for it"
     assert not RankBufferConfig(**values, use_vllm=True).use_cpu, "vLLM needs the GPU that is missing"
+    if not there:
+        with pytest.raises(SettingsError, match="no GPU is visible, and use_vllm and bf16 mean one: see nvidia-smi"):
+            RankBufferConfig(**values | {"bf16": None}, use_vllm=True)
 
 
 def test_config_refuses_one_process_with_several_gpus(monkeypatch):

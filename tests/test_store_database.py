@@ -1,5 +1,6 @@
 """The file of a buffer store: one process writes, any number read, and what is no store is refused by name."""
 
+import errno
 import os
 import re
 import shutil
@@ -8,6 +9,8 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers.contents import everything as contents
@@ -15,6 +18,7 @@ from helpers.forks import fork, wait
 from helpers.visits import call, killed_in_a_commit, visit, visit_all
 
 from rankbuffer_trl.checkpointing.manifest import FOLDER
+from rankbuffer_trl.files import lock_descriptor
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store._buffer_store import STORE_FILE
@@ -48,6 +52,17 @@ def test_lock_lets_one_process_write_until_it_ends(tmp_path):
         holder.kill()
         holder.communicate()
     BufferStore(path).close()  # what a killed process had is free
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_lock_descriptor_refuses_a_second_holder_on_each_system(tmp_path, monkeypatch, system):
+    monkeypatch.setattr("rankbuffer_trl.files.sys", SimpleNamespace(platform=system))
+    if system == "darwin":  # where a lock in the layout of Linux is no valid argument
+        monkeypatch.setattr("rankbuffer_trl.files.fcntl.fcntl", Mock(side_effect=OSError(errno.EINVAL, "layout")))
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        lock_descriptor(first.fileno())
+        with pytest.raises((BlockingIOError, PermissionError)):
+            lock_descriptor(second.fileno())
 
 
 def another_gets(path: Path) -> bool:

@@ -5,6 +5,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import fields
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,8 @@ def run_script(
     name = f"rankbuffer-{program.parent.name}" if program.stem == "command" else program.stem
     if not sys.stderr.isatty():
         disable_progress_bars()
+    if isinstance(sys.stdout, TextIOWrapper):  # a letter of an answer that the locale has not must not end a program
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main(read_settings(config_class, parser_class))
     except (RankBufferError, OSError) as error:  # what the user can mend is one line

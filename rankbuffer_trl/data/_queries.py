@@ -142,7 +142,9 @@ def load_queries(
                 f" ({', '.join(files[:5]) or 'it has no .jsonl, .json or .parquet file'}), or a folder that has only"
                 f" train.jsonl and files of other splits ({'...' * (len(cause) > 100)}{cause[-100:]})"
             ) from error
-        raise DataError(f"the data set {path} cannot be read: {cause}{CHECK_HINT}") from error
+        foreign = isinstance(error, PermissionError) and str(error.filename) != str(path)
+        hint = "; set HF_HOME to a folder that can be written" if foreign else CHECK_HINT
+        raise DataError(f"the data set {path} cannot be read: {cause}{hint}") from error
 
 
 class QueryTable:

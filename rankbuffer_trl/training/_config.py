@@ -381,6 +381,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             self.num_processes = self.recipe_processes or None  # a laptop checks what eight GPUs will run
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
+        elif not torch.accelerator.is_available() and self.use_vllm and self.bf16 is not False and not self.use_cpu:
+            raise SettingsError(
+                "no GPU is visible, and use_vllm and bf16 mean one: see nvidia-smi. This PyTorch is built for CUDA"
+                f" {torch.version.cuda}, and CUDA 13 needs driver 580 or newer. On a CPU, set use_cpu true, bf16 false"
+            )
         elif not torch.accelerator.is_available() and not self.use_vllm:  # vLLM says that a GPU is meant
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would warn of the CPU
             if not self.use_cpu:

@@ -26,7 +26,17 @@
 # Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments, in RECIPE or in a
 # recipe beside it or in recipes/, which can be its base.
 
+if [[ $OSTYPE != linux* ]] || ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+    echo "$0: needs Linux and bash 4.4; elsewhere, rankbuffer-train --dry_run and --preflight_only check a run" >&2
+    exit 1
+fi
 unset CDPATH # with it, `cd` can print the folder
+# vLLM compiles a kernel at its start, and ends if it finds no nvcc.
+if ! command -v nvcc >/dev/null && [[ ! -d ${CUDA_HOME:-/usr/local/cuda} ]]; then
+    export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
+fi
+# In WSL2, vLLM leaves memory unpinned, and ends where it needs it pinned.
+[[ $(uname -r) != *[Mm]icrosoft* ]] || export VLLM_WSL2_ENABLE_PIN_MEMORY=${VLLM_WSL2_ENABLE_PIN_MEMORY:-1}
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
 PORT=${PORT:-8000}
