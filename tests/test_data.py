@@ -1,9 +1,11 @@
 """The training set: good files load, and every bad row or file is refused with its place, key and value."""
 
+import errno
 import json
 import os
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, DatasetDict, Image
@@ -321,6 +323,15 @@ def test_load_queries_refuses_a_file_that_it_cannot_read(tmp_path, name):
         with pytest.raises(DataError, match=f"{message}|cannot be read after its first" if streaming else message):
             if not list(iterate(load_queries(str(path) if "/" not in name else name, streaming=streaming))):
                 raise DataError("no rows")  # which are an error later
+
+
+@pytest.mark.parametrize(("where", "hint"), [("q.jsonl", "lists all faults of a file"), ("cache", "set HF_HOME to")])
+def test_load_queries_says_whether_the_file_or_the_cache_is_closed(tmp_path, monkeypatch, where, hint):
+    (tmp_path / "q.jsonl").write_bytes(LINE)
+    closed = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / where))
+    monkeypatch.setattr("rankbuffer_trl.data._queries.load_dataset", Mock(side_effect=closed))
+    with pytest.raises(DataError, match=f"cannot be read: .*Permission denied.*; .*{hint}"):
+        load_queries(str(tmp_path / "q.jsonl"))
 
 
 def test_query_table_refuses_text_that_is_not_utf8(tmp_path):

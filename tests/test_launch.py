@@ -397,6 +397,25 @@ def test_a_kill_of_the_script_ends_servers_and_training(tmp_path, script, ranks,
     assert done.status == -signal.SIGKILL and done.left == []
 
 
+def test_the_scripts_need_linux_and_help_vllm_in_wsl_and_without_a_toolkit(tmp_path):
+    toolkit = tmp_path / "cuda"
+    for program, text in (("uname", 'echo "$KERNEL"'), ("cuda/bin/nvcc", "exit 0")):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    show = "${VLLM_USE_FLASHINFER_SAMPLER:-unset} ${VLLM_WSL2_ENABLE_PIN_MEMORY:-unset}"
+    for given, said in (
+        ({"KERNEL": "6.1.0-generic", "CUDA_HOME": str(toolkit)}, "unset unset"),
+        ({"KERNEL": "5.15.1-microsoft-standard-WSL2", "CUDA_HOME": str(tmp_path)}, "0 1"),
+        ({"KERNEL": "6.1.0-generic", "CUDA_HOME": str(tmp_path), "VLLM_USE_FLASHINFER_SAMPLER": "1"}, "1 unset"),
+        ({"OSTYPE": "darwin23"}, "needs Linux and bash 4.4; elsewhere"),
+    ):
+        command = ["bash", "-euc", f'source recipes/launch/servers.sh; echo "{show}"']
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **given}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert said in done.stdout + done.stderr and done.returncode == ("OSTYPE" in given), given
+
+
 def test_a_second_signal_ends_the_script_unless_it_comes_soon():
     for seconds, status in (0, 0), (5, 0), (6, 143):
         # The script takes itself for the training, in a session of its own: it can signal nothing else.

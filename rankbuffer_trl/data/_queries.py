@@ -111,9 +111,6 @@ def load_queries(
             )
         # Escaped, since its name may have a `*` or brackets.
         name, arguments = FILE_BUILDERS[path.suffix], {"data_files": escape(str(path))}
-        if not streaming:  # the cache knows a file by its time alone, which a copy may keep
-            with path.open("rb") as file:
-                arguments["name"] = hashlib.file_digest(file, "sha256").hexdigest()
     elif path.suffix in OTHER_FILES or path.is_file():
         raise DataError(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
@@ -126,6 +123,9 @@ def load_queries(
                 f" read as one: name {base}"
             )
     try:
+        if "data_files" in arguments and not streaming:  # the cache knows a file by its time, which a copy may keep
+            with path.open("rb") as file:
+                arguments["name"] = hashlib.file_digest(file, "sha256").hexdigest()
         return load_dataset(name, **arguments, split=split, streaming=streaming)
     except (*UNREADABLE, RuntimeError) as error:
         # A bug keeps its traceback.
@@ -142,7 +142,7 @@ def load_queries(
                 f" ({', '.join(files[:5]) or 'it has no .jsonl, .json or .parquet file'}), or a folder that has only"
                 f" train.jsonl and files of other splits ({'...' * (len(cause) > 100)}{cause[-100:]})"
             ) from error
-        foreign = isinstance(error, PermissionError) and str(error.filename) != str(path)
+        foreign = isinstance(error, PermissionError) and Path(str(error.filename)).resolve() != path.resolve()
         hint = "; set HF_HOME to a folder that can be written" if foreign else CHECK_HINT
         raise DataError(f"the data set {path} cannot be read: {cause}{hint}") from error
 

@@ -181,8 +181,9 @@ class RankBufferTrainer(ResumableTrainer):
             on_main_process(lambda: check_prompt_lengths(client, self._tokenizer, plan.rows, length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
-        if turn := unstopped_turn(self._tokenizer, self._any_prompt, self.eos_token_ids, **template):
-            once.warning(RUNS_ON.format(*turn))
+        with non_fatal("whether the policy stops after an answer"):
+            if turn := unstopped_turn(self._tokenizer, self._any_prompt, self.eos_token_ids, **template):
+                once.warning(RUNS_ON.format(*turn))
 
     @property
     def store(self) -> BufferStore:

@@ -32,7 +32,7 @@ if [[ $OSTYPE != linux* ]] || ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)
 fi
 unset CDPATH # with it, `cd` can print the folder
 # vLLM compiles a kernel at its start, and ends if it finds no nvcc.
-if ! command -v nvcc >/dev/null && [[ ! -d ${CUDA_HOME:-/usr/local/cuda} ]]; then
+if ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 fi
 # In WSL2, vLLM leaves memory unpinned, and ends where it needs it pinned.
