@@ -84,8 +84,8 @@ test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest checks/with_gpu
 
 test-real: $(VENV)/installed-dev
-	$(if $(and $(REAL_POLICY),$(REAL_JUDGE_URL),$(REAL_JUDGE_MODEL)),,$(error set REAL_POLICY, REAL_JUDGE_URL and REAL_JUDGE_MODEL))
-	REAL_POLICY=$(REAL_POLICY) $(PYTEST) checks/with_real
+	$(if $(and $(REAL_JUDGE_URL),$(REAL_JUDGE_MODEL)),,$(error set REAL_JUDGE_URL and REAL_JUDGE_MODEL, and REAL_POLICY for another policy))
+	REAL_POLICY='$(REAL_POLICY)' $(PYTEST) checks/with_real
 
 ASSETS ?= assets
 test-assets: $(VENV)/installed-dev

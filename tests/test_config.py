@@ -71,7 +71,6 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" can save inside a generation, and at another step on each process", {"enable_jit_checkpoint": True}),
     (" takes away query_id", {"remove_unused_columns": True}),
     (" begins the epoch again after a resume", {"ignore_data_skip": True}),
-    (" uploads what later steps have saved under the name of an earlier one", {"hub_always_push": True}),
     (": split_batches gives each process a part", {"accelerator_config": {"split_batches": True}}),
     (
         ": rankbuffer has no argument 'anchors' (did you mean max_anchors?); it has k0, ",
@@ -127,6 +126,7 @@ TAKES_OUT = {"scale_rewards": "group"}, {"scale_rewards": True}, {"multi_objecti
 CONTINUOUS = ("use_transformers_continuous_batching", "use_transformers_paged")
 HALVES = {"bf16": True}, {"bf16": None}, {"fp16": True}, {"bf16": True, "dry_run": True}
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
+    ("hub_always_push uploads what later steps have saved", {"hub_always_push": True, "push_to_hub": True}),
     *((f"{key} with bf16 or fp16 makes TRL cast the", {key: True} | half) for key in CONTINUOUS for half in HALVES),
     ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
     *((f"{key} must be at least 1, got 0", {"method_args": {key: 0}}) for key in ("prune_after", "refine_at")),
@@ -256,13 +256,6 @@ def test_config_takes_the_cpu_and_says_so_on_a_machine_without_a_gpu(monkeypatch
     if not there:
         with pytest.raises(SettingsError, match="no GPU is visible, and use_vllm and bf16 mean one: see nvidia-smi"):
             RankBufferConfig(**values | {"bf16": None}, use_vllm=True)
-
-
-def test_config_refuses_one_process_with_several_gpus(monkeypatch):
-    monkeypatch.setattr(RankBufferConfig, "n_gpu", 2)
-    with pytest.raises(SettingsError, match="one process sees 2 GPUs, and trains on one: export CUDA_VISIBLE"):
-        make()
-    make(model_init_kwargs={"device_map": "auto"})
 
 
 def test_config_makes_no_public_page_of_the_curves_unless_it_is_named():

@@ -338,8 +338,9 @@ def test_trainer_warns_of_a_policy_that_does_not_stop_at_the_end_of_its_turn(row
     for name, changed in (("tokenizer", {"eos_token": "<|endoftext|>"}), ("generation", {"eos_token_id": 0})):
         path = base / f"{name}_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    for policy, warned in ((tiny_policy, False), (base, True)):
-        ScriptedTrainer(str(policy), config(tmp_path / f"run-{warned}"), rows).close()
+    own = {"generation_kwargs": {"eos_token_id": 2}}
+    for run, (policy, given, warned) in enumerate([(tiny_policy, {}, False), (base, own, False), (base, {}, True)]):
+        ScriptedTrainer(str(policy), config(tmp_path / str(run), **given), rows).close()
         assert ("ends an answer with '<|im_end|>', and its generation does not stop there" in caplog.text) == warned
 
 

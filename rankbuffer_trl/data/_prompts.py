@@ -68,11 +68,11 @@ def unstopped_turn(
         written = tokenizer.apply_chat_template(
             [*prompt, {"role": "assistant", "content": mark}], tokenize=False, **kwargs
         )
-    except (TemplateError, TypeError, ValueError):
+        _, found, after = written.rpartition(mark)
+        ids = tokenizer.encode(after, add_special_tokens=False) if found else []
+        marks = [id for id in ids if id in tokenizer.added_tokens_decoder]
+    except (TemplateError, TypeError, ValueError, NotImplementedError):
         return None
-    _, found, after = written.rpartition(mark)
-    ids = tokenizer.encode(after, add_special_tokens=False) if found else []
-    marks = [id for id in ids if id in tokenizer.added_tokens_decoder]
     return (tokenizer.decode(marks[:1]), marks[0]) if marks and not {*marks} & {*stops} else None
 
 

@@ -231,13 +231,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 "accelerator_config: split_batches gives each process a part of per_device_train_batch_size, so that a"
                 " step has fewer queries than its plan: leave it out"
             )
-        if self.n_gpu > 1 and "device_map" not in (self.model_init_kwargs or {}):  # TRL refuses it, after the policy
-            raise SettingsError(
-                f"one process sees {self.n_gpu} GPUs, and trains on one: export CUDA_VISIBLE_DEVICES=0, or start"
-                f" {self.n_gpu} processes by `accelerate launch --num_processes {self.n_gpu}`"
-            )
         if getattr(self, page := "trackio_static_space_id") in (None, "false", "False"):
-            setattr(self, page, False)  # a page of the curves on the Hub, which is never private
+            setattr(self, page, False)  # a page of the curves on the Hub; trackio makes no private one
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
@@ -382,9 +377,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
         elif not torch.accelerator.is_available() and self.use_vllm and self.bf16 is not False and not self.use_cpu:
+            cuda = torch.version.cuda
+            built = f"for CUDA {cuda}, and CUDA 13 needs driver 580 or newer" if cuda else "without CUDA"
             raise SettingsError(
-                "no GPU is visible, and use_vllm and bf16 mean one: see nvidia-smi. This PyTorch is built for CUDA"
-                f" {torch.version.cuda}, and CUDA 13 needs driver 580 or newer. On a CPU, set use_cpu true, bf16 false"
+                "no GPU is visible, and use_vllm and bf16 mean one: see nvidia-smi. This PyTorch is built"
+                f" {built}. On a CPU, set use_cpu true, bf16 false"
             )
         elif not torch.accelerator.is_available() and not self.use_vllm:  # vLLM says that a GPU is meant
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would warn of the CPU
@@ -432,10 +429,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
                 " off: SIGTERM is handled without it"
             )
-        if self.hub_always_push:  # an upload reads the folder when its turn comes
+        if self.push_to_hub and self.hub_always_push:  # an upload reads the folder when its turn comes
             raise SettingsError(
-                "hub_always_push uploads what later steps have saved under the name of an earlier one: leave it out;"
-                " hub_strategy all_checkpoints keeps each step"
+                "hub_always_push uploads what later steps have saved under the name of an earlier one: leave it out"
             )
         if self.ignore_data_skip:
             raise SettingsError("ignore_data_skip begins the epoch again after a resume: leave it out")

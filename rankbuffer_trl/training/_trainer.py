@@ -182,7 +182,9 @@ class RankBufferTrainer(ResumableTrainer):
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
         with non_fatal("whether the policy stops after an answer"):
-            if turn := unstopped_turn(self._tokenizer, self._any_prompt, self.eos_token_ids, **template):
+            # Other ends of a generation are the user's own: they may be that token, or its text.
+            own = any("stop" in key or key == "eos_token_id" for key in args.generation_kwargs or {})
+            if not own and (turn := unstopped_turn(self._tokenizer, self._any_prompt, self.eos_token_ids, **template)):
                 once.warning(RUNS_ON.format(*turn))
 
     @property

@@ -355,7 +355,7 @@ split_options() {
 make_data() {
     local judge_gpus=$1 gpus=$2 sampler=${SAMPLER_URL:-http://127.0.0.1:$PORT/v1} prompts output responses
     shift 2
-    if [[ " ${REST[*]} " == *" --help "* ]]; then
+    if [[ " ${REST[*]} " == *" --help "* || ${REST[0]:-} == -h ]]; then
         python recipes/generate_responses.py --help
         exec python recipes/generate_rubrics.py --help
     fi
