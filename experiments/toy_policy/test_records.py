@@ -34,6 +34,12 @@ def stored(run: dict) -> Result:
     return Result(**{"curve": [], "anchors": None, **{key: run[key] for key in run if key in KNOWN}})
 
 
+def short(values: list[float]) -> str:
+    """Write the mean and the interval of values with one decimal."""
+    span = Interval.of(values)
+    return f"{span.mean:.1f} ± {span.half:.1f}"
+
+
 def table(*heads: str, page: Path = PAGE) -> list:
     """Return the head and the rows of the one table of a page whose head has these cells."""
     (found,) = (each for each in tables_of(page) if {*heads} <= {*each[0]})
@@ -109,8 +115,7 @@ def test_the_page_has_the_debiased_runs_as_their_record_does():
         gains[worth].append(given)
         means = [f"{mean_of(each, 'quality'):.1f}" for each in (plain, debiased, none, both)]
         more = mean_of(debiased, "tokens") / mean_of(plain, "tokens") - 1
-        spans = [f"{each.mean:.1f} ± {each.half:.1f}" for each in map(Interval.of, (lost, given))]
-        assert cells == [*means, *spans, f"{more:.1%}".replace("%", " %")] and len(given) == 4
+        assert cells == [*means, short(lost), short(given), f"{more:.1%}".replace("%", " %")] and len(given) == 4
     strong, weak = ([(each.verdict, f"{each.p:.3f}") for each in compare(gains[worth])] for worth in "31")
     assert strong == [("holds", "0.011"), ("holds", "0.020"), ("holds", "0.027")]
     assert weak == [("holds", "0.029"), ("open", "0.083"), ("holds", "0.029")]
@@ -134,8 +139,7 @@ def test_the_page_has_the_runs_under_doubts_as_their_record_does():
         ("rankbuffer_soft", "rankbuffer", "open"),
     ):
         each = found[ours, other]
-        mean, half = Interval.of(each.found.values).mean, Interval.of(each.found.values).half
-        assert f"{mean:.1f} ± {half:.1f}" in PAGE.read_text() and each.found.verdict == verdict
+        assert short(each.found.values) in PAGE.read_text() and each.found.verdict == verdict
 
 
 def test_the_page_has_the_runs_with_weak_references_as_their_record_does():
@@ -198,10 +202,9 @@ def test_the_page_has_the_table_of_the_record_of_large_groups():
     assert head[:2] == ("G", "method") and head[-1] == "cosine, last" and len(rows) == 8
     for G, method, *cells in rows:
         found = [run for run in runs if (str(run["G"]), run["method"]) == (G, method)]
-        quality = Interval.of([run["quality"] for run in found])
         means = (fmean(run[name] for run in found) for name in ("calls", "tokens"))
         cosines = (fmean(run["cosines"][place] for run in found) for place in (0, -1))
-        said = [f"{quality.mean:.1f} ± {quality.half:.1f}", *(f"{each:,.0f}" for each in means)]
+        said = [short([run["quality"] for run in found]), *(f"{each:,.0f}" for each in means)]
         assert cells == [*said, *(f"{each:.2f}" for each in cosines)] and len(found) == 3
 
 
@@ -210,11 +213,6 @@ def test_the_page_of_reward_hacking_has_the_runs_of_its_record():
     for line in record("hacking_rows"):
         found.setdefault(line["weakness"], {}).setdefault(line["method"], []).append(stored(line))
     assert {len(of) for runs in found.values() for of in runs.values()} == {4}
-
-    def short(values: list[float]) -> str:
-        span = Interval.of(values)
-        return f"{span.mean:.1f} ± {span.half:.1f}"
-
     _, *rows = table("quality without a weakness", page=HACKING)
     assert {row[0] for row in rows} == {*found["none"]} and len(rows) == len(found["none"])
     for method, *cells in rows:

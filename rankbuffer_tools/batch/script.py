@@ -5,18 +5,17 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import fields
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from datasets import disable_progress_bars
 from trl import TrlParser
 
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Endpoint, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
+from ..terminal import prepare_terminal
 from .output import beside, write_failures, write_provenance, write_rows
 from .recipes import find_recipe, no_such_key, read_recipe, take_option
 from .server_check import CHARACTERS_PER_TOKEN
@@ -32,10 +31,7 @@ def run_script(
     program = Path(sys.argv[0])
     # `python -m` names the file of a command.
     name = f"rankbuffer-{program.parent.name}" if program.stem == "command" else program.stem
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    if isinstance(sys.stdout, TextIOWrapper):  # a letter of an answer that the locale has not must not end a program
-        sys.stdout.reconfigure(errors="backslashreplace")
+    prepare_terminal()
     try:
         code = main(read_settings(config_class, parser_class))
     except (RankBufferError, OSError) as error:  # what the user can mend is one line

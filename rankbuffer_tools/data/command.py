@@ -11,8 +11,6 @@ from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
-from datasets import disable_progress_bars
-
 from rankbuffer_trl.data import CHECK_HINT, DataError, checked_rows, load_queries, select, warn_of_columns
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards import RewardMethod, find_method, load_method
@@ -20,6 +18,7 @@ from rankbuffer_trl.settings import check_at_least, described
 
 from ..batch.output import read_provenance
 from ..batch.recipes import KeyParser
+from ..terminal import prepare_terminal
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .publish import make_card
@@ -117,8 +116,7 @@ def method_of(arguments: argparse.Namespace) -> RewardMethod:
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = make_parser().parse_args(argv)
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    prepare_terminal()
     try:
         run_command(arguments)
     except (RankBufferError, OSError) as error:

@@ -4,8 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from datasets import disable_progress_bars
-
 from rankbuffer_trl.data import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Endpoint
@@ -13,6 +11,7 @@ from rankbuffer_trl.settings import check_at_least
 from rankbuffer_trl.store import report_folder
 
 from ..batch.recipes import KeyParser
+from ..terminal import prepare_terminal
 from .report import BROWSER_MB, write_report
 
 
@@ -53,8 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = make_parser().parse_args()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    prepare_terminal()
     output = arguments.output or report_folder(arguments.run_dir[0])  # next to the run, where no upload looks
     try:
         check_at_least(arguments, text_limit=0, browser_mb=0)

@@ -26,11 +26,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from datasets import disable_progress_bars
 from huggingface_hub import get_token
 from tqdm import tqdm
 from transformers.utils import find_adapter_config_file
@@ -59,6 +57,7 @@ from rankbuffer_trl.training import (
 
 from ..data.tokens import load_tokenizer
 from ..paper import RECIPE_FOLDER
+from ..terminal import prepare_terminal
 from .ending import FAILED, exit_code, tell_launcher
 from .memory import memory_line
 from .parser import NO_DATA, RecipeParser
@@ -256,9 +255,7 @@ def last_lines(trainer: RankBufferTrainer, data: ScriptArguments, policy: str) -
             report_line,
         ]
     table, args = Path(folder, "buffers.parquet"), trainer.args
-    options = judge_options(args, "judge_api_key_env", "judge_request")
-    if args.chat_template_kwargs:
-        options += ["--chat_template_kwargs", json.dumps(args.chat_template_kwargs)]
+    options = judge_options(args, "judge_api_key_env", "judge_request", "chat_template_kwargs")
     with_options = f" {shlex.join(options)}" if options else ""
     return [
         f"policy: {folder}, after step {step}" + (f"; its buffers are in {table}" if table.is_file() else ""),
@@ -293,12 +290,10 @@ def comparison(args: RankBufferConfig, data: ScriptArguments, policy: str) -> st
 
 def judge_options(args: RankBufferConfig, *more: str) -> list[str]:
     """Return the options that name the judge of a run, and `more` that are set. One that is embedded has none."""
-    if not args.judge_url:
-        return []
-    words = ["--judge_url", *args.judge_url, "--judge_model", str(args.judge_model)]
+    words = ["--judge_url", *args.judge_url, "--judge_model", str(args.judge_model)] if args.judge_url else []
     defaults = RankBufferConfig.__dataclass_fields__
     for key in more:
-        if (value := getattr(args, key)) != defaults[key].default:
+        if (value := getattr(args, key)) and value != defaults[key].default:
             words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
     return words
 
@@ -418,10 +413,7 @@ def exit_with(error: RankBufferError) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    if isinstance(sys.stdout, TextIOWrapper):  # a letter that the locale has not must not end a run that is paid for
-        sys.stdout.reconfigure(errors="backslashreplace")
+    prepare_terminal()
     try:
         if not (sys.argv[1:] if argv is None else argv) and not launched_for_more():
             quickstart()
